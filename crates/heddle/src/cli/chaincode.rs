@@ -17,7 +17,12 @@ pub enum ChaincodeCommand {
 /// The language follows from what lies in SOURCE: go.mod is Go, package.json is Node.js (JavaScript or TypeScript), pom.xml
 /// or build.gradle is Java. The command builds the chaincode with the language's own tools and starts it at a free port of
 /// this machine. It installs a package with that address at the peer of every organisation, has every organisation's
-/// administrator approve it, and commits the definition, or, if the ledger has one, approves the new package for it.
+/// administrator approve it, and commits the definition: version 1.0, by the policy /Channel/Application/Endorsement and
+/// without private collections, unless the options say otherwise.
+///
+/// If the ledger has a definition, --version, --policy and --collections change it: the organisations approve and
+/// commit one with the next sequence. What is not named stays as it is, and if nothing changes the organisations only
+/// approve the new package.
 ///
 /// Then it keeps the chaincode running, and starts it again when it ends, until Ctrl-C. The chaincode's output is this
 /// command's. Start the command again after a change of the source: clients need not reconnect.
@@ -29,8 +34,9 @@ pub enum ChaincodeCommand {
     after_help = "\
 Examples:
   heddle chaincode new go assets     a small chaincode, with a test
-  heddle up --detach
-  heddle chaincode run assets        until Ctrl-C; clients call it as `assets`"
+  heddle chaincode run assets --up   until Ctrl-C; clients call it as `assets`
+  heddle chaincode run assets --version 2.0 --collections assets/collections_config.json
+  heddle chaincode run assets --policy \"AND('Org1MSP.peer', 'Org2MSP.peer')\""
 )]
 pub struct ChaincodeRunArguments {
     /// The folder of the chaincode's source
@@ -39,12 +45,21 @@ pub struct ChaincodeRunArguments {
     /// The name by which clients call it; by default the folder's
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// The version of its first definition
-    #[arg(long, value_name = "VERSION", default_value = "1.0")]
-    pub version: String,
+    /// The version in its definition; by default the ledger's
+    #[arg(long, value_name = "VERSION")]
+    pub version: Option<String>,
+    /// Who must endorse: a signature policy, or the path of a policy of the channel; by default the ledger's
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<String>,
+    /// Its private collections, in a file for Fabric's `peer` command; by default the ledger's
+    #[arg(long, value_name = "FILE")]
+    pub collections: Option<PathBuf>,
     /// The port at which it listens on 127.0.0.1; by default a free one
     #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
     pub port: u16,
+    /// First start a network in DIR in the background, as `heddle up --detach` does, unless one runs there
+    #[arg(long)]
+    pub up: bool,
     #[command(flatten)]
     pub directory: DirectoryArguments,
 }

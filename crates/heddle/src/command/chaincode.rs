@@ -4,8 +4,8 @@
 //! 1. Find the language, and build the chaincode with the language's tools.
 //! 2. Choose a port, and make a package of its address. The package's id is that with which the chaincode registers.
 //! 3. Start the chaincode, and wait until its port answers.
-//! 4. Install the package at every organisation's peer. Approve it for the ledger's definition, or approve and commit the
-//!    first definition.
+//! 4. Install the package at every organisation's peer. If the definition that is asked for is the ledger's, approve the
+//!    package for it. Otherwise approve and commit the definition, as the contract's first or next one.
 //! 5. Start the chaincode again when it ends, after a pause that doubles while it ends soon, until a signal. It then gets
 //!    SIGTERM, and is killed if it does not end.
 
@@ -16,19 +16,14 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use contract::packages::{ChaincodePackage, package_of_service};
-use gateway::grpc::GrpcCode;
-use ledger::lifecycle::LIFECYCLE;
-use node::Endpoints;
+use ledger::lifecycle::{ContractDefinition, LIFECYCLE};
 use prost::Message;
-use proto::lifecycle::{
-    ApproveChaincodeDefinitionForMyOrgArgs, InstallChaincodeArgs, QueryChaincodeDefinitionArgs,
-    QueryChaincodeDefinitionResult,
-};
-use proto::protos::ProposalResponse;
+use proto::lifecycle::InstallChaincodeArgs;
+use proto::protos::{ApplicationPolicy, CollectionConfigPackage, ProposalResponse};
 use rules::definitions::by_channel_policy;
 
-use super::chaincode_template as template;
-use super::contract::{Administrator, FirstDefinition, source};
+use super::definition::{Administrator, DefinitionChange};
+use super::{chaincode_template as template, collections_file};
 use crate::cli::chaincode::{ChaincodeNewArguments, ChaincodeRunArguments};
 use crate::failure::CommandError;
 use crate::signals::StopSignals;
@@ -44,6 +39,8 @@ const POLL: Duration = Duration::from_millis(100);
 const RESTART_PAUSE: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
 /// A chaincode that ran for this long is started again after the shortest pause.
 const STEADY_TIME: Duration = Duration::from_secs(30);
+/// The version of a first definition, unless the arguments name another.
+const FIRST_VERSION: &str = "1.0";
 /// How long an installation may take.
 const INSTALL_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -67,18 +64,24 @@ pub fn create(arguments: &ChaincodeNewArguments) -> Result<(), CommandError> {
 /// Runs a chaincode until a signal.
 pub async fn run(arguments: &ChaincodeRunArguments) -> Result<(), CommandError> {
     let dir = &arguments.directory.dir;
-    let endpoints = instance::expect_running(dir)?;
     let folder = arguments.source.canonicalize().map_err(|error| CommandError::about(&arguments.source, error))?;
     let name = match &arguments.name {
         Some(name) => name.clone(),
         None => folder.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned(),
     };
     check_name(&name)?;
-    let mut signals = StopSignals::listen()?;
+    let wanted = WantedDefinition::read(arguments)?;
     let build = Build::find(&folder)?;
+    if arguments.up {
+        start_network(dir)?;
+    }
+    let endpoints = instance::expect_running(dir)?;
+    let mut signals = StopSignals::listen()?;
     build.run(&folder)?;
     let address = free_address(arguments.port)?;
-    let label = format!("{name}_{}", arguments.version);
+    let admins = Administrator::connect_all(dir, &endpoints).await?;
+    let found = found(&admins, &endpoints.channel, &name).await?;
+    let label = format!("{name}_{}", wanted.version(found.as_ref()));
     let package = package_of_service(&label, &address.to_string());
     let package_id = ChaincodePackage::parse(&package)
         .map_err(|problem| CommandError::new(format!("the package {label}: {problem}")))?
@@ -87,23 +90,44 @@ pub async fn run(arguments: &ChaincodeRunArguments) -> Result<(), CommandError> 
     process.start()?;
     let deploying = async {
         process.wait_until_it_answers().await?;
-        deploy(dir, &endpoints, &name, &arguments.version, &package_id, package).await
+        deploy(&admins, &endpoints.channel, &name, &wanted, &package_id, package).await
     };
     let deployed = tokio::select! {
         deployed = deploying => deployed,
         () = signals.received() => Err(CommandError::interrupted()),
     };
-    if let Err(error) = deployed {
-        process.stop().await;
-        return Err(error);
-    }
-    output::print(&format!("{name} is ready: {package_id} at {address}; Ctrl-C ends it\n"))?;
+    drop(admins);
+    let definition = match deployed {
+        Ok(definition) => definition,
+        Err(error) => {
+            process.stop().await;
+            return Err(error);
+        }
+    };
+    let (version, sequence) = (&definition.endorsement.version, definition.sequence);
+    output::print(&format!("{name} is ready: version {version}, sequence {sequence}, at {address}; Ctrl-C ends it\n"))?;
     let ended = tokio::select! {
         error = process.supervise() => Err(error),
         () = signals.received() => Ok(()),
     };
     process.stop().await;
     ended
+}
+
+/// Starts a network in the background, unless one runs in the directory.
+fn start_network(dir: &Path) -> Result<(), CommandError> {
+    if instance::exists(dir) && instance::running(dir)?.is_some() {
+        return Ok(());
+    }
+    let failed = |problem: String| CommandError::new(format!("the network does not start: {problem}"));
+    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
+    let status = Command::new(program).args(["up", "--detach", "--dir"]).arg(dir).stdin(Stdio::null()).status();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        // It has said why.
+        Ok(status) => Err(failed(format!("`heddle up --detach` ended with {status}"))),
+        Err(error) => Err(failed(error.to_string())),
+    }
 }
 
 fn check_name(name: &str) -> Result<(), CommandError> {
@@ -124,47 +148,82 @@ fn free_address(port: u16) -> Result<SocketAddr, CommandError> {
     bound.map_err(|error| CommandError::new(format!("the chaincode cannot listen at {wanted}: {error}")))
 }
 
-/// Step 4.
+/// The definition that is asked for: the ledger's or the first one, with the changes that the arguments name.
+struct WantedDefinition {
+    version: Option<String>,
+    policy: Option<ApplicationPolicy>,
+    collections: Option<CollectionConfigPackage>,
+}
+
+impl WantedDefinition {
+    fn read(arguments: &ChaincodeRunArguments) -> Result<WantedDefinition, CommandError> {
+        Ok(WantedDefinition {
+            version: arguments.version.clone(),
+            policy: arguments.policy.as_deref().map(collections_file::policy).transpose().map_err(CommandError::new)?,
+            collections: arguments.collections.as_deref().map(collections_file::read).transpose()?,
+        })
+    }
+
+    fn version(&self, found: Option<&ContractDefinition>) -> String {
+        let found = || found.map(|found| found.endorsement.version.clone());
+        self.version.clone().or_else(found).unwrap_or_else(|| FIRST_VERSION.to_owned())
+    }
+
+    /// The definition to commit; if it is the ledger's, it has the ledger's sequence.
+    fn over(&self, found: Option<&ContractDefinition>) -> ContractDefinition {
+        let mut wanted = found.cloned().unwrap_or_else(|| by_channel_policy(""));
+        wanted.endorsement.version = self.version(found);
+        if let Some(policy) = &self.policy {
+            wanted.validation.validation_parameter = policy.encode_to_vec().into();
+        }
+        if let Some(collections) = &self.collections {
+            wanted.collections = collections.clone();
+        }
+        if found.is_some_and(|found| *found != wanted) {
+            wanted.sequence += 1;
+        }
+        wanted
+    }
+}
+
+/// Step 4. Returns the definition that is on the ledger in the end.
 async fn deploy(
-    dir: &Path,
-    endpoints: &Endpoints,
+    admins: &[Administrator],
+    channel: &str,
     name: &str,
-    version: &str,
+    wanted: &WantedDefinition,
     package_id: &str,
     package: Vec<u8>,
-) -> Result<(), CommandError> {
+) -> Result<ContractDefinition, CommandError> {
     let install = InstallChaincodeArgs { chaincode_install_package: package.into() };
     let install = Bytes::from(install.encode_to_vec());
-    let mut admins = Vec::with_capacity(endpoints.gateways.len());
-    for number in 1..=endpoints.gateways.len() {
-        let admin = Administrator::connect(dir, endpoints, number).await?;
-        install_at(&admin, name, install.clone()).await?;
-        admins.push(admin);
+    for admin in admins {
+        install_at(admin, name, install.clone()).await?;
     }
-    let [first, ..] = &admins[..] else { return Err(CommandError::new("the network has no gateway")) };
-    let channel = &endpoints.channel;
-    let Some(found) = definition(first, channel, name).await? else {
-        let definition = by_channel_policy(version);
-        let first = FirstDefinition { channel, name, definition: &definition, package: package_id };
-        first.bring(&admins).await?;
-        return Ok(());
-    };
-    let approval = ApproveChaincodeDefinitionForMyOrgArgs {
-        sequence: found.sequence,
-        name: name.to_owned(),
-        version: found.version,
-        endorsement_plugin: found.endorsement_plugin,
-        validation_plugin: found.validation_plugin,
-        validation_parameter: found.validation_parameter,
-        collections: found.collections,
-        init_required: found.init_required,
-        source: Some(source(package_id)),
-    };
-    for admin in &admins {
-        let what = format!("{} cannot approve {name}", admin.msp_id);
-        admin.transact(channel, "ApproveChaincodeDefinitionForMyOrg", &approval, &[&admin.msp_id], &what).await?;
+    let found = found(admins, channel, name).await?;
+    let definition = wanted.over(found.as_ref());
+    let change = DefinitionChange { channel, name, definition: &definition, package: package_id };
+    if found.as_ref() == Some(&definition) {
+        for admin in admins {
+            change.approve(admin).await?;
+        }
+    } else if !change.bring(admins).await? {
+        return Err(CommandError::new(format!(
+            "{name} has got another definition with sequence {} meanwhile; run the command again",
+            definition.sequence
+        )));
     }
-    Ok(())
+    Ok(definition)
+}
+
+/// The definition on the ledger, by the first organisation's peer.
+async fn found(
+    admins: &[Administrator],
+    channel: &str,
+    name: &str,
+) -> Result<Option<ContractDefinition>, CommandError> {
+    let [first, ..] = admins else { return Err(CommandError::new("the network has no gateway")) };
+    first.definition(channel, name).await
 }
 
 async fn install_at(admin: &Administrator, name: &str, args: Bytes) -> Result<(), CommandError> {
@@ -178,22 +237,6 @@ async fn install_at(admin: &Administrator, name: &str, args: Bytes) -> Result<()
         200 => Ok(()),
         _ if response.message.contains("already successfully installed") => Ok(()),
         _ => Err(failed(response.message)),
-    }
-}
-
-/// The definition on the ledger; `None` if there is none.
-async fn definition(
-    admin: &Administrator,
-    channel: &str,
-    name: &str,
-) -> Result<Option<QueryChaincodeDefinitionResult>, CommandError> {
-    let failed = |problem: String| CommandError::new(format!("asking for the definition of {name}: {problem}"));
-    let args = [Bytes::from(QueryChaincodeDefinitionArgs { name: name.to_owned() }.encode_to_vec())];
-    let proposal = admin.client.proposal(channel, LIFECYCLE, "QueryChaincodeDefinition", &args);
-    match admin.client.evaluate(&proposal.endorsing(&[&admin.msp_id]).sign()).await {
-        Ok(found) => QueryChaincodeDefinitionResult::decode(found).map(Some).map_err(|error| failed(error.to_string())),
-        Err(status) if status.code == GrpcCode::Unknown && status.to_string().contains("is not defined") => Ok(None),
-        Err(status) => Err(failed(status.to_string())),
     }
 }
 

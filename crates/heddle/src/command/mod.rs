@@ -5,7 +5,9 @@
 pub mod bench;
 pub mod chaincode;
 mod chaincode_template;
+mod collections_file;
 pub mod contract;
+mod definition;
 pub mod deny;
 pub mod down;
 pub mod isolate;
