@@ -65,6 +65,13 @@ fn run(command: Command) -> Result<(), CommandError> {
             Command::Orderer(cli::orderer::OrdererCommand::Add(add)) => command::orderer::add(&add).await,
             Command::Orderer(cli::orderer::OrdererCommand::Plan(plan)) => command::orderer::plan(&plan).await,
             Command::Orderer(cli::orderer::OrdererCommand::Remove(remove)) => command::orderer::remove(&remove).await,
+            Command::Contract(cli::contract::ContractCommand::Call(call)) => command::contract::call(&call).await,
+            Command::Contract(cli::contract::ContractCommand::Evaluate(evaluate)) => {
+                command::contract::evaluate(&evaluate.call).await
+            }
+            Command::Contract(cli::contract::ContractCommand::Events(events)) => {
+                command::contract::events(&events).await
+            }
             Command::Contract(cli::contract::ContractCommand::Define(define)) => {
                 command::contract::define(&define).await
             }

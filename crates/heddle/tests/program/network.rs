@@ -200,3 +200,38 @@ async fn the_contracts_of_a_configuration_are_brought_onto_the_ledger_once() {
     let verify = run(&["ledger", "verify", "--dir", &dir]);
     assert!(verify.status.success(), "{}", text(&verify));
 }
+
+#[test]
+fn a_contract_is_called_and_followed_from_the_command_line() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("network");
+    let dir = path.display().to_string();
+    let network = Network::start(&path, &["--orgs", "2", "--policy", "all"]);
+    let contract = |arguments: &[&str]| run(&[&["contract"], arguments, &["--dir", &dir]].concat());
+    let succeeds = |arguments: &[&str]| {
+        let output = contract(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let fails = |arguments: &[&str], code: i32, why: &str| {
+        let output = contract(arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output));
+        assert!(text(&output).contains(why), "{arguments:?}: {}", text(&output));
+        assert!(output.stdout.is_empty(), "{arguments:?}: {}", text(&output));
+    };
+
+    assert_eq!(succeeds(&["call", "events", "CreateAsset", "car", "blue", "5", "Ada", "-300"]), "");
+    let car: Value = serde_json::from_str(&succeeds(&["evaluate", "events", "ReadAsset", "car"])).expect("an asset");
+    assert_eq!((car["Owner"].as_str(), car["AppraisedValue"].as_i64()), (Some("Ada"), Some(-300)), "{car}");
+    let events = succeeds(&["events", "events", "--from", "0", "--count", "1"]);
+    assert!(events.starts_with("1  CreateAsset  {") && events.lines().count() == 1, "{events}");
+
+    fails(&["evaluate", "events", "ReadAsset", "boat"], 1, "boat does not exist");
+    fails(&["call", "events", "DeleteAsset", "boat", "--org", "org2"], 1, "boat does not exist");
+    fails(&["call", "events", "DeleteAsset", "car", "--endorser", "org1"], 1, "ENDORSEMENT_POLICY_FAILURE");
+    fails(&["call", "events", "DeleteAsset", "car", "--endorser", "org9"], 1, "org9");
+    fails(&["call", "events", "DeleteAsset", "car", "--org", "org9"], 1, "org9");
+    fails(&["call", "events", "DeleteAsset", "car", "--transient", "price"], 2, "KEY=VALUE");
+    succeeds(&["call", "events", "DeleteAsset", "car", "--endorser", "org1", "--endorser", "org2"]);
+    network.down();
+}
