@@ -12,7 +12,7 @@ pub enum ContractCommand {
     Define(ContractDefineArguments),
 }
 
-/// Submit a transaction to a contract of a running network, and wait until it is committed
+/// Submit a transaction to a contract of a running network, and wait until every peer has committed it
 ///
 /// Prints what the contract answered, if anything, to standard output, and the block to standard error. The sample user of
 /// an organisation signs the transaction, through the gateway of that organisation.

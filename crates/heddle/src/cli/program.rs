@@ -60,7 +60,7 @@ Example:
     /// Operate the orderers of a running network on Raft
     #[command(subcommand)]
     Orderer(super::orderer::OrdererCommand),
-    /// Define the contracts of a running network
+    /// Call contracts of a running network, follow their events, and define them
     #[command(subcommand)]
     Contract(super::contract::ContractCommand),
     /// Write a chaincode in Go, TypeScript or Java, and run it on a network

@@ -7,16 +7,21 @@
 //! follows a contract's events.
 
 use std::path::Path;
+use std::time::Duration;
 
 use base::Bytes;
 use gateway::client::{GatewayClient, GrpcConnection, GrpcStatus, ProposalBuilder, StartPosition};
 use node::Endpoints;
+use tokio::time::{Instant, timeout_at};
 
 use super::definition::{Administrator, DefinitionChange};
 use crate::cli::contract::{CallArguments, ContractCallArguments, ContractDefineArguments, ContractEventsArguments};
 use crate::failure::CommandError;
 use crate::signals::StopSignals;
 use crate::{instance, output};
+
+/// How long peers may take to commit a block that another peer has committed.
+const FOLLOW_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Brings the configured contracts onto the ledger.
 pub async fn define(arguments: &ContractDefineArguments) -> Result<(), CommandError> {
@@ -66,7 +71,26 @@ pub async fn call(arguments: &ContractCallArguments) -> Result<(), CommandError>
     }
     print_result(transaction.result())?;
     eprintln!("committed in block {block}: transaction {id}");
+    wait_for_the_others(&call.directory.dir, &endpoints, id).await;
     Ok(())
+}
+
+/// Waits until every organisation's peer has committed a transaction: whichever one the user asks next knows of it. A
+/// peer that does not answer is named, and changes nothing for the transaction.
+async fn wait_for_the_others(dir: &Path, endpoints: &Endpoints, transaction: &str) {
+    let until = Instant::now() + FOLLOW_TIMEOUT;
+    for gateway in &endpoints.gateways {
+        let waiting = async {
+            let client = connect(Some(&gateway.name), dir, endpoints).await?;
+            client.commit_status(&endpoints.channel, transaction).await.map_err(CommandError::new)
+        };
+        let reason = match timeout_at(until, waiting).await {
+            Ok(Ok(_)) => continue,
+            Ok(Err(error)) => error.message().unwrap_or_default().to_owned(),
+            Err(_) => format!("no answer within {} s", FOLLOW_TIMEOUT.as_secs()),
+        };
+        eprintln!("heddle: the peer of {} has not committed it yet: {reason}", gateway.name);
+    }
 }
 
 /// Asks a contract; nothing is ordered.
