@@ -1,5 +1,6 @@
 //! Runs unmodified Fabric clients against a real network: the gateway SDKs for Node and Go. The test of many calls on
-//! one connection also runs the SDK for Java. Nightly, Caliper loads a network.
+//! one connection also runs the SDK for Java. Nightly, Caliper loads a network. The tests in Go also run the commands of
+//! `docs/first-contract.md`.
 
 use std::ffi::OsStr;
 use std::process::Command;

@@ -74,7 +74,9 @@ pub struct ChaincodeRunArguments {
     after_help = "\
 Example:
   heddle chaincode new typescript assets
-  heddle chaincode run assets"
+  heddle chaincode run assets --up
+
+docs/first-contract.md goes on from here, with an event, a private collection and an upgrade."
 )]
 pub struct ChaincodeNewArguments {
     /// Its language
