@@ -344,6 +344,59 @@ func TestGoChaincodeThatConnectsToItsPeer(t *testing.T) {
 	useAssets(t, contract)
 }
 
+// Runs `heddle chaincode run` until the returned function ends it, or the test.
+func runCommand(t *testing.T, network network, arguments ...string) func() {
+	t.Helper()
+	command := exec.Command(program(), append([]string{"chaincode", "run", "--dir", network.directory}, arguments...)...)
+	var errors bytes.Buffer
+	command.Stderr = io.MultiWriter(os.Stderr, &errors)
+	printed, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(printed)
+	isReady := false
+	for !isReady && lines.Scan() {
+		isReady = strings.Contains(lines.Text(), "is ready")
+		errors.WriteString(lines.Text() + "\n")
+	}
+	if !isReady {
+		t.Fatalf("the chaincode is not ready: %v\n%s", command.Wait(), errors.String())
+	}
+	go func() {
+		for lines.Scan() {
+		}
+	}()
+	hasEnded := false
+	end := func() {
+		if hasEnded {
+			return
+		}
+		hasEnded = true
+		if err := command.Process.Signal(syscall.SIGINT); err != nil {
+			t.Error(err)
+		}
+		if err := command.Wait(); err != nil {
+			t.Errorf("the command did not end cleanly: %v", err)
+		}
+	}
+	t.Cleanup(end)
+	return end
+}
+
+// Functions with which a test ends the chaincode in Go, and asks for its organisation.
+const furtherFunctions = `package main
+
+import "os"
+
+func (*Assets) Crash() { os.Exit(3) }
+
+func (*Assets) Organization() string { return os.Getenv("CORE_PEER_LOCALMSPID") }
+`
+
 // Chaincodes that `heddle chaincode new` writes, run by `heddle chaincode run`.
 func TestNewChaincodes(t *testing.T) {
 	network := start(t)
@@ -360,40 +413,29 @@ func TestNewChaincodes(t *testing.T) {
 			if printed, err := exec.Command(program(), "chaincode", "new", language, folder).CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, printed)
 			}
-			command := exec.Command(program(), "chaincode", "run", folder, "--dir", network.directory)
-			var errors bytes.Buffer
-			command.Stderr = io.MultiWriter(os.Stderr, &errors)
-			printed, err := command.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := command.Start(); err != nil {
-				t.Fatal(err)
-			}
-			lines := bufio.NewScanner(printed)
-			isReady := false
-			for !isReady && lines.Scan() {
-				isReady = strings.Contains(lines.Text(), "is ready")
-			}
-			if !isReady {
-				t.Fatalf("the chaincode is not ready: %v\n%s", command.Wait(), errors.String())
-			}
-			go func() {
-				for lines.Scan() {
+			if language == "go" {
+				if err := os.WriteFile(filepath.Join(folder, "further.go"), []byte(furtherFunctions), 0o600); err != nil {
+					t.Fatal(err)
 				}
-			}()
+			}
+			end := runCommand(t, network, folder)
 			contract := network.channel(t).GetContract("assets-" + language)
 			eventually(t, func() error {
 				_, err := contract.SubmitTransaction("Put", "car", "Ada")
 				return err
 			})
 			expect(t, "Get", evaluate(t, contract, "Get", "car"), expected)
-			if err := command.Process.Signal(syscall.SIGINT); err != nil {
-				t.Fatal(err)
+			if language == "go" {
+				expect(t, "Organization", evaluate(t, contract, "Organization"), "Org1MSP")
+				if _, err := contract.EvaluateTransaction("Crash"); err == nil {
+					t.Fatal("a chaincode answered after its end")
+				}
+				eventually(t, func() error {
+					_, err := contract.EvaluateTransaction("Get", "car")
+					return err
+				})
 			}
-			if err := command.Wait(); err != nil {
-				t.Fatalf("the command did not end cleanly: %v", err)
-			}
+			end()
 		})
 	}
 }

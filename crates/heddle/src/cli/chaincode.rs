@@ -15,10 +15,10 @@ pub enum ChaincodeCommand {
 /// Build a chaincode, run it as a service, and define it on a running network
 ///
 /// The language follows from what lies in SOURCE: go.mod is Go, package.json is Node.js (JavaScript or TypeScript), pom.xml
-/// or build.gradle is Java. The command builds the chaincode with the language's own tools and starts it at a free port of
-/// this machine. It installs a package with that address at the peer of every organisation, has every organisation's
-/// administrator approve it, and commits the definition: version 1.0, by the policy /Channel/Application/Endorsement and
-/// without private collections, unless the options say otherwise.
+/// or build.gradle is Java. The command builds the chaincode with the language's own tools and starts it for each
+/// organisation at a free port of this machine. It installs a package with each address at the peer of its organisation,
+/// has every organisation's administrator approve it, and commits the definition: version 1.0, by the policy
+/// /Channel/Application/Endorsement and without private collections, unless the options say otherwise.
 ///
 /// If the ledger has a definition, --version, --policy and --collections change it: the organisations approve and
 /// commit one with the next sequence. What is not named stays as it is, and if nothing changes the organisations only
@@ -54,7 +54,7 @@ pub struct ChaincodeRunArguments {
     /// Its private collections, in a file for Fabric's `peer` command; by default the ledger's
     #[arg(long, value_name = "FILE")]
     pub collections: Option<PathBuf>,
-    /// The port at which it listens on 127.0.0.1; by default a free one
+    /// The first port of 127.0.0.1 at which it listens, one for each organisation; by default free ones
     #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
     pub port: u16,
     /// First start a network in DIR in the background, as `heddle up --detach` does, unless one runs there

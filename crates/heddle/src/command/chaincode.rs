@@ -1,18 +1,20 @@
 //! `heddle chaincode run` and `heddle chaincode new`.
 //!
 //! `run`:
-//! 1. Find the language, and build the chaincode with the language's tools.
-//! 2. Choose a port, and make a package of its address. The package's id is that with which the chaincode registers.
-//! 3. Start the chaincode, and wait until its port answers.
-//! 4. Install the package at every organisation's peer. If the definition that is asked for is the ledger's, approve the
-//!    package for it. Otherwise approve and commit the definition, as the contract's first or next one.
-//! 5. Start the chaincode again when it ends, after a pause that doubles while it ends soon, until a signal. It then gets
-//!    SIGTERM, and is killed if it does not end.
+//! 1. Find the language, and build the chaincode with the language's tools ([`super::chaincode_build`]).
+//! 2. For each organisation, choose a port, and make a package of its address. The package's id is that with which the
+//!    chaincode registers.
+//! 3. Start a chaincode for each organisation ([`super::chaincode_process`]), and wait until all listen.
+//! 4. Install each package at the peer of its organisation. If the definition that is asked for is the ledger's, approve
+//!    the packages for it. Otherwise approve and commit the definition, as the contract's first or next one.
+//! 5. Keep the chaincodes running until a signal, and then end them.
+//!
+//! As in Fabric, no two organisations share a chaincode's process: a chaincode may ask which organisation it belongs to.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use base::Bytes;
 use contract::packages::{ChaincodePackage, package_of_service};
@@ -22,23 +24,15 @@ use proto::lifecycle::InstallChaincodeArgs;
 use proto::protos::{ApplicationPolicy, CollectionConfigPackage, ProposalResponse};
 use rules::definitions::by_channel_policy;
 
+use super::chaincode_build::{Build, ChaincodePlace};
+use super::chaincode_process::Chaincode;
 use super::definition::{Administrator, DefinitionChange};
-use super::{chaincode_template as template, collections_file};
+use super::{chaincode_process, chaincode_template as template, collections_file};
 use crate::cli::chaincode::{ChaincodeNewArguments, ChaincodeRunArguments};
 use crate::failure::CommandError;
 use crate::signals::StopSignals;
 use crate::{instance, output};
 
-/// How long a chaincode may take until its port answers.
-const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long it may take to end after SIGTERM.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often its process is looked at.
-const POLL: Duration = Duration::from_millis(100);
-/// The pause before the first restart, and the longest one.
-const RESTART_PAUSE: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(10)];
-/// A chaincode that ran for this long is started again after the shortest pause.
-const STEADY_TIME: Duration = Duration::from_secs(30);
 /// The version of a first definition, unless the arguments name another.
 const FIRST_VERSION: &str = "1.0";
 /// How long an installation may take.
@@ -78,19 +72,25 @@ pub async fn run(arguments: &ChaincodeRunArguments) -> Result<(), CommandError> 
     let endpoints = instance::expect_running(dir)?;
     let mut signals = StopSignals::listen()?;
     build.run(&folder)?;
-    let address = free_address(arguments.port)?;
     let admins = Administrator::connect_all(dir, &endpoints).await?;
     let found = found(&admins, &endpoints.channel, &name).await?;
     let label = format!("{name}_{}", wanted.version(found.as_ref()));
-    let package = package_of_service(&label, &address.to_string());
-    let package_id = ChaincodePackage::parse(&package)
-        .map_err(|problem| CommandError::new(format!("the package {label}: {problem}")))?
-        .id;
-    let mut process = ChaincodeProcess { build, folder, address, package_id: package_id.clone(), child: None };
-    process.start()?;
+    let addresses = free_addresses(arguments.port, admins.len())?;
+    let (mut chaincodes, mut packages) = (Vec::with_capacity(admins.len()), Vec::with_capacity(admins.len()));
+    for (admin, address) in admins.iter().zip(addresses) {
+        let package = OrganizationPackage::new(&label, address)?;
+        let place = ChaincodePlace { msp_id: admin.msp_id.clone(), address, package_id: package.id.clone() };
+        chaincodes.push(Chaincode::new(&build, &folder, place));
+        packages.push(package);
+    }
     let deploying = async {
-        process.wait_until_it_answers().await?;
-        deploy(&admins, &endpoints.channel, &name, &wanted, &package_id, package).await
+        for chaincode in &mut chaincodes {
+            chaincode.start()?;
+        }
+        for chaincode in &mut chaincodes {
+            chaincode.wait_until_it_answers().await?;
+        }
+        deploy(&admins, &endpoints.channel, &name, &wanted, packages).await
     };
     let deployed = tokio::select! {
         deployed = deploying => deployed,
@@ -100,17 +100,17 @@ pub async fn run(arguments: &ChaincodeRunArguments) -> Result<(), CommandError> 
     let definition = match deployed {
         Ok(definition) => definition,
         Err(error) => {
-            process.stop().await;
+            chaincode_process::stop(&mut chaincodes).await;
             return Err(error);
         }
     };
     let (version, sequence) = (&definition.endorsement.version, definition.sequence);
-    output::print(&format!("{name} is ready: version {version}, sequence {sequence}, at {address}; Ctrl-C ends it\n"))?;
+    output::print(&format!("{name} is ready: version {version}, sequence {sequence}; Ctrl-C ends it\n"))?;
     let ended = tokio::select! {
-        error = process.supervise() => Err(error),
+        error = chaincode_process::supervise(&mut chaincodes) => Err(error),
         () = signals.received() => Ok(()),
     };
-    process.stop().await;
+    chaincode_process::stop(&mut chaincodes).await;
     ended
 }
 
@@ -142,10 +142,33 @@ fn check_name(name: &str) -> Result<(), CommandError> {
     }
 }
 
-fn free_address(port: u16) -> Result<SocketAddr, CommandError> {
-    let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-    let bound = TcpListener::bind(wanted).and_then(|listener| listener.local_addr());
-    bound.map_err(|error| CommandError::new(format!("the chaincode cannot listen at {wanted}: {error}")))
+/// Free addresses of this machine: from a port upwards, or any if it is 0.
+fn free_addresses(port: u16, count: usize) -> Result<Vec<SocketAddr>, CommandError> {
+    // All are held until the last one is found, so that they differ.
+    let mut held = Vec::with_capacity(count);
+    for index in 0..count {
+        let port = if port == 0 { 0 } else { port.saturating_add(index as u16) };
+        let wanted = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let bound = TcpListener::bind(wanted);
+        held.push(bound.map_err(|error| CommandError::new(format!("no chaincode can listen at {wanted}: {error}")))?);
+    }
+    let addresses = held.iter().map(TcpListener::local_addr).collect::<Result<_, _>>();
+    addresses.map_err(|error| CommandError::new(format!("the address of a chaincode: {error}")))
+}
+
+/// The package that one organisation installs.
+struct OrganizationPackage {
+    file: Vec<u8>,
+    id: String,
+}
+
+impl OrganizationPackage {
+    fn new(label: &str, address: SocketAddr) -> Result<OrganizationPackage, CommandError> {
+        let file = package_of_service(label, &address.to_string());
+        let wrong = |problem| CommandError::new(format!("the package {label}: {problem}"));
+        let id = ChaincodePackage::parse(&file).map_err(wrong)?.id;
+        Ok(OrganizationPackage { file, id })
+    }
 }
 
 /// The definition that is asked for: the ledger's or the first one, with the changes that the arguments name.
@@ -192,21 +215,19 @@ async fn deploy(
     channel: &str,
     name: &str,
     wanted: &WantedDefinition,
-    package_id: &str,
-    package: Vec<u8>,
+    packages: Vec<OrganizationPackage>,
 ) -> Result<ContractDefinition, CommandError> {
-    let install = InstallChaincodeArgs { chaincode_install_package: package.into() };
-    let install = Bytes::from(install.encode_to_vec());
-    for admin in admins {
-        install_at(admin, name, install.clone()).await?;
+    let mut ids = Vec::with_capacity(packages.len());
+    for (admin, OrganizationPackage { file, id }) in admins.iter().zip(packages) {
+        let install = InstallChaincodeArgs { chaincode_install_package: file.into() };
+        install_at(admin, name, Bytes::from(install.encode_to_vec())).await?;
+        ids.push(id);
     }
     let found = found(admins, channel, name).await?;
     let definition = wanted.over(found.as_ref());
-    let change = DefinitionChange { channel, name, definition: &definition, package: package_id };
+    let change = DefinitionChange { channel, name, definition: &definition, packages: &ids };
     if found.as_ref() == Some(&definition) {
-        for admin in admins {
-            change.approve(admin).await?;
-        }
+        change.approve(admins).await?;
     } else if !change.bring(admins).await? {
         return Err(CommandError::new(format!(
             "{name} has got another definition with sequence {} meanwhile; run the command again",
@@ -237,175 +258,5 @@ async fn install_at(admin: &Administrator, name: &str, args: Bytes) -> Result<()
         200 => Ok(()),
         _ if response.message.contains("already successfully installed") => Ok(()),
         _ => Err(failed(response.message)),
-    }
-}
-
-/// How a chaincode is built and started.
-struct Build {
-    language: &'static str,
-    /// Programs that run in the chaincode's folder, in order.
-    steps: Vec<Vec<String>>,
-    start: Vec<String>,
-}
-
-impl Build {
-    /// Step 1.
-    fn find(folder: &Path) -> Result<Build, CommandError> {
-        let has = |file: &str| folder.join(file).exists();
-        let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        let program = |path: &str| folder.join(path).display().to_string();
-        if has("go.mod") {
-            let mut steps = Vec::new();
-            if !has("go.sum") {
-                steps.push(words("go mod tidy"));
-            }
-            steps.push(words("go build -o .heddle/chaincode ."));
-            return Ok(Build { language: "Go", steps, start: vec![program(".heddle/chaincode")] });
-        }
-        if has("package.json") {
-            let install = if has("package-lock.json") { "npm ci" } else { "npm install" };
-            let mut steps = Vec::new();
-            if !has("node_modules") {
-                steps.push(words(&format!("{install} --no-audit --no-fund")));
-            }
-            steps.push(words("npm run build --if-present"));
-            let start = vec![program("node_modules/.bin/fabric-chaincode-node"), "server".to_owned()];
-            return Ok(Build { language: "Node.js", steps, start });
-        }
-        let java = |step: String, folder: &str| Build {
-            language: "Java",
-            steps: vec![words(&step)],
-            start: vec!["java".to_owned(), "-jar".to_owned(), program(&format!("{folder}/chaincode.jar"))],
-        };
-        if has("pom.xml") {
-            return Ok(java("mvn -q -DskipTests package".to_owned(), "target"));
-        }
-        if has("build.gradle") || has("build.gradle.kts") {
-            let gradle = if has("gradlew") { "./gradlew" } else { "gradle" };
-            return Ok(java(format!("{gradle} -q shadowJar"), "build/libs"));
-        }
-        Err(CommandError::about(
-            folder,
-            "has no go.mod, package.json, pom.xml or build.gradle; name the folder of a chaincode's source, or write one with \
-             `heddle chaincode new`",
-        ))
-    }
-
-    fn run(&self, folder: &Path) -> Result<(), CommandError> {
-        for step in &self.steps {
-            let (program, arguments) = step.split_first().expect("a step has a program");
-            let line = step.join(" ");
-            let status = Command::new(program).args(arguments).current_dir(folder).stdin(Stdio::null()).status();
-            match status {
-                Ok(status) if status.success() => {}
-                Ok(status) => {
-                    return Err(CommandError::new(format!("`{line}` in {} failed: {status}", folder.display())));
-                }
-                Err(error) => {
-                    return Err(CommandError::new(format!(
-                        "`{line}` cannot be run: {error}; install the tools for {}",
-                        self.language
-                    )));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-struct ChaincodeProcess {
-    build: Build,
-    folder: PathBuf,
-    address: SocketAddr,
-    package_id: String,
-    child: Option<Child>,
-}
-
-impl ChaincodeProcess {
-    /// Starts the chaincode, with the variables that the conventions of Fabric's shims name.
-    fn start(&mut self) -> Result<(), CommandError> {
-        let (program, arguments) = self.build.start.split_first().expect("it has a program");
-        let mut command = Command::new(program);
-        command.args(arguments).current_dir(&self.folder).stdin(Stdio::null());
-        command.env("CHAINCODE_SERVER_ADDRESS", self.address.to_string());
-        command.env("CORE_CHAINCODE_ID_NAME", &self.package_id).env("CHAINCODE_ID", &self.package_id);
-        command.env("CORE_PEER_TLS_ENABLED", "false").env("CHAINCODE_TLS_DISABLED", "true");
-        if self.build.language == "Node.js" {
-            let address = self.address.to_string();
-            command.args(["--chaincode-address", &address, "--chaincode-id", &self.package_id]);
-        }
-        let child = command.spawn().map_err(|error| CommandError::about(Path::new(program), error))?;
-        self.child = Some(child);
-        Ok(())
-    }
-
-    /// Why the process has ended, if it has.
-    fn ended(&mut self) -> Option<String> {
-        match self.child.as_mut()?.try_wait() {
-            Ok(None) => None,
-            Ok(Some(status)) => Some(status.to_string()),
-            Err(error) => Some(error.to_string()),
-        }
-    }
-
-    async fn wait_until_it_answers(&mut self) -> Result<(), CommandError> {
-        let started = Instant::now();
-        while tokio::net::TcpStream::connect(self.address).await.is_err() {
-            if let Some(status) = self.ended() {
-                return Err(CommandError::new(format!("the chaincode ended before it listened: {status}")));
-            }
-            if started.elapsed() > START_TIMEOUT {
-                return Err(CommandError::new(format!(
-                    "the chaincode does not listen at {}; a chaincode in Go must serve at CHAINCODE_SERVER_ADDRESS",
-                    self.address
-                )));
-            }
-            tokio::time::sleep(POLL).await;
-        }
-        Ok(())
-    }
-
-    /// Step 5; returns only if the chaincode cannot be started.
-    async fn supervise(&mut self) -> CommandError {
-        let [shortest, longest] = RESTART_PAUSE;
-        let (mut pause, mut started) = (shortest, Instant::now());
-        loop {
-            tokio::time::sleep(POLL).await;
-            let Some(status) = self.ended() else { continue };
-            if started.elapsed() > STEADY_TIME {
-                pause = shortest;
-            }
-            eprintln!("heddle: the chaincode ended: {status}; it starts again in {} ms", pause.as_millis());
-            tokio::time::sleep(pause).await;
-            pause = (2 * pause).min(longest);
-            started = Instant::now();
-            if let Err(error) = self.start() {
-                return error;
-            }
-        }
-    }
-
-    async fn stop(&mut self) {
-        let Some(child) = &self.child else { return };
-        if let Some(pid) = rustix::process::Pid::from_raw(child.id() as i32) {
-            // If this fails, it has ended.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
-        let asked = Instant::now();
-        while self.ended().is_none() && asked.elapsed() < STOP_TIMEOUT {
-            tokio::time::sleep(POLL).await;
-        }
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
-    }
-}
-
-impl Drop for ChaincodeProcess {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let _ = child.kill();
-        }
     }
 }

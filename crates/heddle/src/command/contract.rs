@@ -38,7 +38,7 @@ pub async fn define(arguments: &ContractDefineArguments) -> Result<(), CommandEr
             let known = definitions.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
             CommandError::new(format!("the network's configuration has no contract {name}; it has {known}"))
         })?;
-        let first = DefinitionChange { channel: &endpoints.channel, name: &name, definition, package: "" };
+        let first = DefinitionChange { channel: &endpoints.channel, name: &name, definition, packages: &[] };
         let line = match first.bring(&admins).await? {
             true => format!("{name:<12} defined: version {}, sequence 1\n", definition.endorsement.version),
             false => format!("{name:<12} is on the ledger already\n"),

@@ -51,8 +51,8 @@ pub(super) struct DefinitionChange<'a> {
     pub(super) channel: &'a str,
     pub(super) name: &'a str,
     pub(super) definition: &'a ContractDefinition,
-    /// The package that the organisations approve; empty for a contract without one.
-    pub(super) package: &'a str,
+    /// The ids of the packages that the organisations approve, in their order; empty for a contract without packages.
+    pub(super) packages: &'a [String],
 }
 
 impl DefinitionChange<'_> {
@@ -60,11 +60,11 @@ impl DefinitionChange<'_> {
     pub(super) async fn bring(&self, admins: &[Administrator]) -> Result<bool, CommandError> {
         let [first, ..] = admins else { return Err(CommandError::new("the network has no gateway")) };
         let Some(approvals) = self.approvals(first).await? else { return Ok(false) };
-        for admin in admins {
+        for (index, admin) in admins.iter().enumerate() {
             let is_approved = approvals.approvals.get(&admin.msp_id).copied().unwrap_or(false);
             // The package is no part of the definition: an approval may name one that does not run any more.
-            if !is_approved || !self.package.is_empty() {
-                self.approve(admin).await?;
+            if !is_approved || !self.packages.is_empty() {
+                self.approve_as(admin, index).await?;
             }
         }
         let what = format!("{} cannot be committed", self.name);
@@ -75,11 +75,19 @@ impl DefinitionChange<'_> {
         Ok(true)
     }
 
-    /// Approves the definition for an organisation, if the organisation has not done so.
-    pub(super) async fn approve(&self, admin: &Administrator) -> Result<(), CommandError> {
+    /// Approves the definition for every organisation that has not done so.
+    pub(super) async fn approve(&self, admins: &[Administrator]) -> Result<(), CommandError> {
+        for (index, admin) in admins.iter().enumerate() {
+            self.approve_as(admin, index).await?;
+        }
+        Ok(())
+    }
+
+    async fn approve_as(&self, admin: &Administrator, index: usize) -> Result<(), CommandError> {
         let what = format!("{} cannot approve {}", admin.msp_id, self.name);
         let function = "ApproveChaincodeDefinitionForMyOrg";
-        admin.transact(self.channel, function, &self.approval(), &[&admin.msp_id], &what).await
+        let approval = self.approval(self.packages.get(index));
+        admin.transact(self.channel, function, &approval, &[&admin.msp_id], &what).await
     }
 
     /// Which organisations have approved the definition; `None` if the ledger has one of this sequence already.
@@ -107,7 +115,7 @@ impl DefinitionChange<'_> {
         }
     }
 
-    fn approval(&self) -> ApproveChaincodeDefinitionForMyOrgArgs {
+    fn approval(&self, package: Option<&String>) -> ApproveChaincodeDefinitionForMyOrgArgs {
         let ContractDefinition { sequence, endorsement, validation, .. } = self.definition;
         ApproveChaincodeDefinitionForMyOrgArgs {
             sequence: *sequence,
@@ -118,7 +126,7 @@ impl DefinitionChange<'_> {
             validation_parameter: validation.validation_parameter.clone(),
             collections: self.collections(),
             init_required: endorsement.init_required,
-            source: Some(source(self.package)),
+            source: Some(source(package)),
         }
     }
 
@@ -160,10 +168,10 @@ impl DefinitionChange<'_> {
     }
 }
 
-fn source(package: &str) -> ChaincodeSource {
+fn source(package: Option<&String>) -> ChaincodeSource {
     let source = match package {
-        "" => Type::Unavailable(Unavailable {}),
-        package => Type::LocalPackage(Local { package_id: package.to_owned() }),
+        None => Type::Unavailable(Unavailable {}),
+        Some(package) => Type::LocalPackage(Local { package_id: package.clone() }),
     };
     ChaincodeSource { r#type: Some(source) }
 }

@@ -4,6 +4,8 @@
 
 pub mod bench;
 pub mod chaincode;
+mod chaincode_build;
+mod chaincode_process;
 mod chaincode_template;
 mod collections_file;
 pub mod contract;
