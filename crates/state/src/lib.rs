@@ -62,6 +62,7 @@ mod cache;
 mod delta;
 mod digest;
 pub mod disaggregated;
+mod empty_namespaces;
 mod error;
 pub mod events;
 #[doc(hidden)]

@@ -36,6 +36,7 @@ use storage::tables::{RangeEntry, RangeQuery, RowBatch, Savepoint, Tables};
 
 use crate::cache::RecordCache;
 use crate::delta::{Delta, NewestWrite};
+use crate::empty_namespaces::EmptyNamespaces;
 use crate::{
     Error, RANGE_BYTES_SOFT_MAX, RangePage, Snapshot, StateEntry, Update, UpdateBatch, VersionPage, Versioned,
     WorldState, digest, events,
@@ -68,6 +69,7 @@ pub struct Monolithic {
 struct MonolithicCore {
     tables: Arc<dyn Tables>,
     delta: RwLock<Delta>,
+    empty: EmptyNamespaces,
     cache: Mutex<RecordCache>,
     height: AtomicU64,
     /// The height and the header hash of the last block applied.
@@ -97,6 +99,7 @@ impl Monolithic {
         let Savepoint { height, block_hash, .. } = tables.savepoint();
         let inner = Arc::new(MonolithicCore {
             delta: RwLock::default(),
+            empty: EmptyNamespaces::default(),
             cache: Mutex::new(RecordCache::new(settings.cache_bytes)),
             height: AtomicU64::new(height),
             newest: Mutex::new((height, block_hash)),
@@ -126,6 +129,7 @@ impl WorldState for Monolithic {
             return Err(Error::OutOfOrder { given: number, height });
         }
         let block_hash = batch.block_hash();
+        self.inner.empty.note_block(number, batch.namespaces().map(|namespace| &**namespace));
         self.inner.delta.write().expect("no writer panics").add(batch);
         let view = self.inner.publish(number + 1);
         let before = self.inner.height.swap(number + 1, Ordering::AcqRel);
@@ -397,6 +401,15 @@ impl Snapshot for MonolithicView {
             ControlFlow::Continue(())
         })?;
         self.admitted().map(|()| page)
+    }
+
+    async fn may_have_rows(&self, namespace: &str) -> Result<bool, Error> {
+        if let Some(known) = self.inner.empty.may_have_rows(namespace, self.height) {
+            return Ok(known);
+        }
+        let is_empty = self.range_versions(namespace, "", "", 1).await?.entries.is_empty();
+        self.inner.empty.note_found(namespace, self.height, is_empty);
+        Ok(!is_empty)
     }
 }
 

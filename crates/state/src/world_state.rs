@@ -139,4 +139,10 @@ pub trait Snapshot: Send + Sync {
         let entries = entries.into_iter().map(|entry| (entry.key, entry.versioned.version)).collect();
         Ok(VersionPage { entries, more })
     }
+
+    /// Whether a namespace may have live rows. False only if it has none. Cheap for a namespace that has had none since an
+    /// earlier call.
+    async fn may_have_rows(&self, namespace: &str) -> Result<bool, Error> {
+        Ok(!self.range_versions(namespace, "", "", 1).await?.entries.is_empty())
+    }
 }

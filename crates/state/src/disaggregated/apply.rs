@@ -478,6 +478,7 @@ impl StateCore {
             let name = KeyName { namespace: item.namespace, key: item.key };
             (item.hash, name, || (item.namespace.clone(), item.key.clone()), item.delta_version())
         });
+        self.empty.note_block(number, items.iter().map(|item| &**item.namespace));
         self.delta_mut().add(number, writes);
     }
 

@@ -24,6 +24,7 @@ use super::memory::{Memory, MemoryError, Section};
 use super::pointer::{ADDRESS_BYTES_MAX, Pointer};
 use super::reference_bits::ReferenceBits;
 use super::space::SpaceAllocator;
+use crate::empty_namespaces::EmptyNamespaces;
 use crate::{Error, RangePage, Snapshot, VersionPage, Versioned, events};
 
 /// How long to wait for a donor's answer with the writer's lock held.
@@ -74,6 +75,7 @@ pub(super) struct StateCore {
     pub(super) heat: ReferenceBits,
     pub(super) directory: SubtableDirectory,
     delta: RwLock<Delta>,
+    pub(super) empty: EmptyNamespaces,
     gone: GoneSections,
     pub(super) height: AtomicU64,
     /// Views below this height are fenced.
@@ -277,6 +279,15 @@ impl Snapshot for StateView {
     ) -> Result<VersionPage, Error> {
         self.version_page(namespace, start, end, limit).await
     }
+
+    async fn may_have_rows(&self, namespace: &str) -> Result<bool, Error> {
+        if let Some(known) = self.shared.empty.may_have_rows(namespace, self.height) {
+            return self.shared.admitted(self.height).map(|()| known);
+        }
+        let is_empty = self.version_page(namespace, "", "", 1).await?.entries.is_empty();
+        self.shared.empty.note_found(namespace, self.height, is_empty);
+        Ok(!is_empty)
+    }
 }
 
 impl StateCore {
@@ -299,6 +310,7 @@ impl StateCore {
             heat: ReferenceBits::new(budget_bytes),
             directory: SubtableDirectory::default(),
             delta: RwLock::default(),
+            empty: EmptyNamespaces::default(),
             gone: GoneSections::default(),
             height: AtomicU64::new(height),
             admitted: AtomicU64::new(height),

@@ -263,6 +263,7 @@ impl FollowedState {
             let text = move || (Arc::from(name.namespace), Arc::from(name.key));
             (KeyHash::new(name, shared.seed), name, text, DeltaVersion { version, location: place })
         });
+        shared.empty.note_block(number, writes.iter().map(|write| write.name.namespace));
         shared.delta_mut().add(number, written);
         for BlockWrite { name, version, location: place } in writes.iter() {
             let (kind, pointer, bytes) = match place {
