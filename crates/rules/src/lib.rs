@@ -4,6 +4,7 @@
 //!    configuration.
 //! 2. [`access::ChannelPolicies`] joins a channel configuration and the definitions in force. It decides who may do what
 //!    in the channel: call, read, order, endorse. It never changes; a new configuration or definition makes a new one.
+//! 3. [`interest`] states which policies the endorsements of one transaction must satisfy, for those who choose endorsers.
 //!
 //! Endorsement, ordering, validation and the gateway ask the same [`access::ChannelPolicies`], so they cannot disagree
 //! on a rule.
@@ -11,3 +12,4 @@
 
 pub mod access;
 pub mod definitions;
+pub mod interest;

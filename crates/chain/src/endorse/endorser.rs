@@ -1,5 +1,6 @@
 //! Endorses proposals: admits, checks, executes and signs each.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,14 +10,16 @@ use base::{Bytes, rt};
 use contract::{ContractRegistry, ContractResponse, StubError, Timestamp};
 use identity::{Identity, Signer};
 use ledger::lifecycle::LIFECYCLE;
-use ledger::rwset::PrivateSet;
+use ledger::rwset::{PrivateSet, ReadWriteSet};
 use prost::Message as _;
 use proto::msp::SerializedIdentity;
 use proto::protos::{
-    ChaincodeAction, ChaincodeEvent, ChaincodeId, Endorsement, ProposalResponse, ProposalResponsePayload,
-    Response as WireResponse,
+    ChaincodeAction, ChaincodeEvent, ChaincodeId, ChaincodeInterest, Endorsement, ProposalResponse,
+    ProposalResponsePayload, Response as WireResponse,
 };
 use rules::access::PROPOSE;
+use rules::interest::{self, InterestError};
+use state::Snapshot;
 
 use super::approval::OwnApprovals;
 use super::channels::{EndorsingChannel, EndorsingChannels};
@@ -108,6 +111,8 @@ pub(super) struct ExecutedProposal {
     results: Bytes,
     /// The private writes.
     private: Vec<PrivateSet>,
+    /// The policies that endorsements must satisfy, if they are known.
+    interest: Option<ChaincodeInterest>,
     /// The height of the state that the contract saw.
     height: u64,
     version: String,
@@ -121,6 +126,7 @@ impl ExecutedProposal {
             event: None,
             results: Bytes::new(),
             private: Vec::new(),
+            interest: None,
             height: 0,
             version: "syscc".to_owned(),
         }
@@ -322,14 +328,22 @@ impl Endorser {
                 approvals: self.approvals.clone(),
                 cross_channel: Arc::new(OtherChannels(self.channels.clone())),
             };
+            let snapshot = context.snapshot.clone();
             let mut simulation = Simulation::new(context);
             let outcome = simulation.run(&invocation.chaincode, &invocation.args, invocation.is_init).await;
-            Ok((simulation, outcome))
+            let reads = simulation.private_reads();
+            let (results, private) = if record { simulation.finish() } else { Default::default() };
+            let is_endorsed = record && outcome.as_ref().is_ok_and(|outcome| outcome.response.is_endorsable());
+            let interest = match is_endorsed {
+                true => interest(&invocation.chaincode, &results, &reads, &*snapshot).await,
+                false => Ok(None),
+            };
+            Ok((outcome, results, private, interest, snapshot.height()))
         };
         let Ok(ran) = rt::timeout(self.settings.execution_max, run).await else {
             return Err(EndorseError::TimedOut(self.settings.execution_max));
         };
-        let (simulation, outcome) = ran.map_err(|error: Error| unavailable(&error))?;
+        let (outcome, results, private, interest, height) = ran.map_err(|error: Error| unavailable(&error))?;
         let outcome = match outcome {
             Err(StubError::UnknownContract(_)) => return Err(unknown()),
             Err(StubError::NotApproved { contract, sequence, channel }) => {
@@ -346,14 +360,13 @@ impl Endorser {
             Err(refused) => super::simulate::CallOutcome::failure(refused.to_string()),
             Ok(outcome) => outcome,
         };
-        let height = simulation.height();
-        let (results, private) = if record { simulation.finish() } else { Default::default() };
         events::SimulationTime.record_since(started);
         Ok(ExecutedProposal {
             response: outcome.response,
             event: outcome.event,
             results,
             private,
+            interest: interest?,
             height,
             version: definition.endorsement.version.clone(),
         })
@@ -373,7 +386,7 @@ impl Endorser {
             policies: &policies,
             own: self.signer.msp_id(),
             creator: &admitted.creator,
-            state: LifecycleState::new(snapshot, channel.private().values()),
+            state: LifecycleState::new(snapshot.clone(), channel.private().values()),
         };
         let refused = |reason: String| ContractResponse::failure(ContractResponse::ERROR, reason);
         let response = match &admitted.invocation.args[..] {
@@ -400,7 +413,11 @@ impl Endorser {
         };
         let height = call.state.height();
         let (results, private) = if record { call.state.finish() } else { Default::default() };
-        Ok(ExecutedProposal { results, private, height, ..ExecutedProposal::of_system(response) })
+        let interest = match record && response.is_endorsable() {
+            true => interest(LIFECYCLE, &results, &BTreeSet::new(), &*snapshot).await?,
+            false => None,
+        };
+        Ok(ExecutedProposal { results, private, interest, height, ..ExecutedProposal::of_system(response) })
     }
 
     /// Keeps the private writes of a proposal that will be endorsed, and sends them to other members.
@@ -462,8 +479,25 @@ impl Endorser {
             response: Some(response),
             payload,
             endorsement: Some(Endorsement { endorser, signature }),
+            interest: executed.interest,
             ..ProposalResponse::default()
         }
+    }
+}
+
+/// The policies that the endorsements of a result must satisfy.
+async fn interest(
+    invoked: &str,
+    results: &Bytes,
+    private_reads: &BTreeSet<(Arc<str>, String)>,
+    snapshot: &dyn Snapshot,
+) -> Result<Option<ChaincodeInterest>, EndorseError> {
+    // A set above the bounds of validation has none: it will be invalid.
+    let Ok(set) = ReadWriteSet::decode(results.clone()) else { return Ok(None) };
+    match interest::of_result(invoked, &set, private_reads, snapshot).await {
+        Ok(interest) => Ok(Some(interest)),
+        Err(InterestError::State(error)) => Err(unavailable(&error.into())),
+        Err(broken @ InterestError::BrokenPolicy { .. }) => Err(EndorseError::InvalidInvocation(broken.to_string())),
     }
 }
 

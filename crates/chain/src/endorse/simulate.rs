@@ -121,6 +121,8 @@ pub struct Simulation {
     reads_this_turn: u32,
     /// The contracts whose collections were used.
     collections_read: BTreeSet<Arc<str>>,
+    /// The contracts and collections whose values were read.
+    private_reads: BTreeSet<(Arc<str>, String)>,
     /// Whether anything was written, or read by a query after which nothing may be written.
     access: SimulationAccess,
 }
@@ -189,6 +191,7 @@ impl Simulation {
             scanned_bytes: 0,
             reads_this_turn: 0,
             collections_read: BTreeSet::new(),
+            private_reads: BTreeSet::new(),
             access: SimulationAccess::Undecided,
         }
     }
@@ -202,9 +205,9 @@ impl Simulation {
         self.call(name, args, 0, is_init).await
     }
 
-    /// The height of the state that the transaction sees.
-    pub fn height(&self) -> u64 {
-        self.context.snapshot.height()
+    /// The contracts and collections whose private values the transaction has read.
+    pub fn private_reads(&mut self) -> BTreeSet<(Arc<str>, String)> {
+        std::mem::take(&mut self.private_reads)
     }
 
     /// The read-write set, as an encoded `TxReadWriteSet`, and the private writes.

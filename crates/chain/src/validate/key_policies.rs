@@ -17,8 +17,6 @@ use identity::policy::SignaturePolicy;
 use ledger::Code;
 use ledger::namespace;
 use ledger::rwset::ReadWriteSet;
-use prost::Message as _;
-use proto::kvrwset::KvMetadataWrite;
 use rules::access::ChannelPolicies;
 
 use super::endorsement::{KeyPolicies, check_endorsements};
@@ -123,11 +121,6 @@ impl KeyPolicies for BlockKeyPolicies {
 
 /// The policy in a key's metadata, if there is one.
 fn key_policy(metadata: Bytes) -> Option<Policy> {
-    // A peer of this organisation encoded the metadata in the state, so decoding does not fail.
-    let entries = KvMetadataWrite::decode(metadata).map(|metadata| metadata.entries).unwrap_or_default();
-    let parameter = entries.into_iter().rfind(|entry| entry.name == contract::KEY_POLICY)?.value;
-    if parameter.is_empty() {
-        return None;
-    }
-    Some(SignaturePolicy::decode(&parameter).map_or(Policy::Missing, Policy::from))
+    let policy = rules::interest::key_policy(metadata)?;
+    Some(SignaturePolicy::decode(&policy).map_or(Policy::Missing, Policy::from))
 }

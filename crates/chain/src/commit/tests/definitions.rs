@@ -102,6 +102,13 @@ fn a_definition_counts_from_the_block_after_its_own_on() {
         let net = net(&root).await;
         let policy = both();
         assert_eq!(net.code(&net.client, &[0], net.write("one")).await, Code::VALID, "one endorsement is enough");
+        // A gateway learns that an approval needs its own organisation alone.
+        let proposal = net.admins[0].lifecycle("ApproveChaincodeDefinitionForMyOrg", &approval(1, &policy));
+        let endorsed = net.peers[0].process(proposal.bytes).await.expect("it is endorsed");
+        let interest = endorsed.interest.expect("every endorsement states one");
+        let named = |call: &proto::protos::ChaincodeCall| (call.name.clone(), call.collection_names.clone());
+        let expected = ("_lifecycle".to_owned(), vec!["_implicit_org_Org1MSP".to_owned()]);
+        assert_eq!(interest.chaincodes.iter().map(named).collect::<Vec<_>>(), [expected]);
         assert_eq!(net.approve(0, 1, &policy).await, Code::VALID);
 
         // The second organisation has not approved: its peer endorses no commit, and one endorsement is no majority.

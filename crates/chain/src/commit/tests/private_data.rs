@@ -69,6 +69,24 @@ impl Contract for Vault {
                 tx.purge_private(collection, key).await?;
                 None
             }
+            // All of its arguments are keys.
+            ("set", keys) => {
+                keys.iter().try_for_each(|key| tx.put_state(key, Bytes::from_static(b"v")))?;
+                None
+            }
+            ("key policy", [key, policy]) => {
+                tx.set_metadata(key, key_policy(policy))?;
+                None
+            }
+            ("private key policy", [collection, key, policy]) => {
+                tx.set_private_metadata(collection, key, key_policy(policy)).await?;
+                None
+            }
+            ("get, then put", [collection, key]) => {
+                tx.get_private(collection, key).await?;
+                tx.put_private(collection, key, Bytes::from_static(b"v")).await?;
+                None
+            }
             ("policy", [collection, key, policy]) => {
                 let policy = Bytes::copy_from_slice(policy.as_bytes());
                 tx.set_private_metadata(collection, key, Metadata::from([(KEY_POLICY.to_owned(), policy)])).await?;
@@ -91,6 +109,16 @@ impl Contract for Vault {
         };
         Ok(ContractResponse::success(found.unwrap_or_default()))
     }
+}
+
+/// The metadata of a key with this policy, with one that cannot be decoded, or with none.
+fn key_policy(policy: &str) -> Metadata {
+    let policy = match policy {
+        "none" => Bytes::new(),
+        "broken" => Bytes::from_static(b"\xff"),
+        policy => encode(&identity::policy::parse(policy).expect("a policy")),
+    };
+    Metadata::from([(KEY_POLICY.to_owned(), policy)])
 }
 
 /// A collection of the first two organisations.
@@ -172,8 +200,14 @@ impl TestNetwork {
 
     /// Endorses at one peer, and waits until all peers have committed the transaction.
     async fn call(&self, peer: usize, function: &str, args: &[&str]) -> TxId {
-        let client = self.client(peer);
-        let tx_id = submit(&client, &[&self.peers[peer]], &self.orderer, VAULT, function, args).await;
+        self.call_at(&[peer], function, args).await
+    }
+
+    /// The same, at several peers.
+    async fn call_at(&self, peers: &[usize], function: &str, args: &[&str]) -> TxId {
+        let client = self.client(peers[0]);
+        let peers: Vec<&Arc<Peer>> = peers.iter().map(|peer| &self.peers[*peer]).collect();
+        let tx_id = submit(&client, &peers, &self.orderer, VAULT, function, args).await;
         for peer in 0..3 {
             let status = self.channel(peer).wait_committed(&tx_id).await.expect("the channel runs");
             assert_eq!(status.code, Code::VALID);
@@ -532,5 +566,95 @@ fn a_set_that_an_organisation_withholds_holds_up_a_block_no_longer_than_the_boun
         assert!(elapsed >= PULL_MAX && elapsed < 2 * PULL_MAX, "{elapsed:?}");
         assert_eq!(network.ask(0, "get", &[PAIR, "k"]).await, Ok("value 4".to_owned()));
         network.ask(1, "get", &[PAIR, "k"]).await.expect_err("it lacks the value");
+    });
+}
+
+impl TestNetwork {
+    /// The interest that a peer states for a call: `contract` or `contract/collection`, then `reads` if values are read, `keys`
+    /// if the contract's own policy is disregarded, and the policies of keys.
+    async fn interest(&self, peer: usize, function: &str, args: &[&str]) -> Vec<String> {
+        let proposal = self.client(peer).proposal(VAULT, function, args);
+        let response = self.peers[peer].process(proposal.bytes).await.expect("it is endorsed");
+        let interest = response.interest.expect("every endorsement states one");
+        let shown = interest.chaincodes.iter().map(|call| {
+            let collections = call.collection_names.iter().map(|collection| format!("/{collection}"));
+            let reads = !call.collection_names.is_empty() && !call.no_private_reads;
+            let flags = [(reads, " reads"), (call.disregard_namespace_policy, " keys")];
+            let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, name)| name.to_owned());
+            let policies = call
+                .key_policies
+                .iter()
+                .map(|policy| format!(" {}", identity::policy::SignaturePolicy::compile(policy).expect("a policy")));
+            std::iter::once(call.name.clone()).chain(collections).chain(flags).chain(policies).collect::<String>()
+        });
+        shown.collect()
+    }
+}
+
+/// An endorser states which policies a transaction's endorsements must satisfy, so that a gateway need not be told: those of the
+/// contract and of the collections, and those of the keys that are written.
+#[test]
+fn an_endorsement_states_the_policies_that_its_transaction_needs() {
+    run(async || {
+        let network = TestNetwork::start(pair(|_| {})).await;
+        network.introduce_all();
+        for (function, args, expected) in [
+            ("set", &["a"][..], vec!["vault"]),
+            ("set", &[], vec!["vault"]),
+            ("put", &[PAIR, "k", "v"], vec!["vault/pair"]),
+            ("get", &[PAIR, "k"], vec!["vault", "vault/pair reads"]),
+            ("get, then put", &[PAIR, "k"], vec!["vault/pair reads"]),
+            // Everybody has the hashes.
+            ("hash", &[PAIR, "k"], vec!["vault"]),
+            ("key policy", &["a", "none"], vec!["vault"]),
+        ] {
+            assert_eq!(network.interest(0, function, args).await, expected, "{function} {args:?}");
+        }
+
+        let all = "AND('Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')";
+        let two = "AND('Org1MSP.peer', 'Org2MSP.peer')";
+        // Keys that do not exist have no metadata.
+        network.call(0, "set", &["a", "b", "c", "broken"]).await;
+        network.call(0, "put", &[PAIR, "k", "v"]).await;
+        network.call(0, "key policy", &["a", all]).await;
+        network.call(0, "key policy", &["b", all]).await;
+        network.call(0, "key policy", &["c", two]).await;
+        network.call(0, "private key policy", &[PAIR, "k", two]).await;
+        network.call(0, "key policy", &["broken", "broken"]).await;
+        let (with_all, with_two) = (format!("vault keys {all}"), format!("vault/pair keys {two}"));
+        let (mixed, with_both) = (format!("vault {all}"), format!("vault keys {all} {two}"));
+        for peer in 0..3 {
+            for (function, args, expected) in [
+                ("set", &["a"][..], vec![with_all.as_str()]),
+                // One policy is listed once, however many keys have it.
+                ("set", &["a", "b"], vec![&with_all]),
+                ("set", &["a", "c"], vec![&with_both]),
+                ("set", &["a", "d"], vec![&mixed]),
+                ("set", &["d"], vec!["vault"]),
+                ("key policy", &["a", "none"], vec![&with_all]),
+            ] {
+                assert_eq!(network.interest(peer, function, args).await, expected, "{function} {args:?} at {peer}");
+            }
+        }
+        assert_eq!(network.interest(0, "put", &[PAIR, "k", "v"]).await, [with_two.as_str()]);
+        assert_eq!(network.interest(0, "put", &[PAIR, "l", "v"]).await, ["vault/pair"]);
+        let reads_too = [format!("vault/pair reads keys {two}")];
+        assert_eq!(network.interest(0, "get, then put", &[PAIR, "k"]).await, reads_too);
+
+        // As in Fabric, nothing is endorsed that writes to a key whose policy cannot be decoded.
+        let proposal = network.client(0).proposal(VAULT, "set", &["d", "broken"]);
+        let refused = network.peers[0].process(proposal.bytes.clone()).await.expect_err("its policy is broken");
+        let answer = refused.response().and_then(|response| response.response).expect("the call itself succeeds");
+        assert_eq!(answer.status, 500);
+        assert!(
+            answer.message.starts_with("error in simulation: the endorsement policy of a key"),
+            "{}",
+            answer.message
+        );
+        network.peers[0].evaluate(proposal.bytes).await.expect("nothing is written");
+
+        // The policies are those of the ledger, not of the process.
+        network.call_at(&[0, 1, 2], "key policy", &["a", "none"]).await;
+        assert_eq!(network.interest(1, "set", &["a"]).await, ["vault"]);
     });
 }

@@ -101,6 +101,7 @@ impl ContractCall<'_> {
         self.check_private_read(collection).await?;
         let found = self.private_hash(collection, key).await?;
         let version = found.as_ref().map(|found| found.version);
+        self.simulation.private_reads.insert((self.namespace.clone(), collection.to_owned()));
         let value = match &found {
             None => None,
             Some(hash) => {
@@ -173,6 +174,7 @@ impl ContractCall<'_> {
         check_length(range.end())?;
         self.check_private_read(collection).await?;
         self.simulation.note_private_query()?;
+        self.simulation.private_reads.insert((self.namespace.clone(), collection.to_owned()));
         self.begin_range(Some(collection.to_owned()), range)
     }
 
