@@ -7,6 +7,7 @@ import (
 	"log"
 	"os"
 
+	"github.com/hyperledger/fabric-chaincode-go/v2/pkg/statebased"
 	"github.com/hyperledger/fabric-chaincode-go/v2/shim"
 	"github.com/hyperledger/fabric-contract-api-go/v2/contractapi"
 )
@@ -111,6 +112,56 @@ func (assets *Assets) Transfer(ctx contractapi.TransactionContextInterface, id, 
 		return err
 	}
 	return ctx.GetStub().PutState(id, bytes)
+}
+
+// Protect lets the asset change only with the endorsements of peers of all these organisations; without any, the
+// chaincode's policy applies again.
+func (*Assets) Protect(ctx contractapi.TransactionContextInterface, id string, organizations []string) error {
+	if len(organizations) == 0 {
+		return ctx.GetStub().SetStateValidationParameter(id, nil)
+	}
+	policy, err := statebased.NewStateEP(nil)
+	if err != nil {
+		return err
+	}
+	if err := policy.AddOrgs(statebased.RoleTypePeer, organizations...); err != nil {
+		return err
+	}
+	bytes, err := policy.Policy()
+	if err != nil {
+		return err
+	}
+	return ctx.GetStub().SetStateValidationParameter(id, bytes)
+}
+
+// ProtectBadly gives the asset a policy that nobody can decode.
+func (*Assets) ProtectBadly(ctx contractapi.TransactionContextInterface, id string) error {
+	return ctx.GetStub().SetStateValidationParameter(id, []byte{0xff})
+}
+
+// ProtectPrivately protects a private asset.
+func (*Assets) ProtectPrivately(ctx contractapi.TransactionContextInterface, collection, id string, organizations []string) error {
+	policy, err := statebased.NewStateEP(nil)
+	if err != nil {
+		return err
+	}
+	if err := policy.AddOrgs(statebased.RoleTypePeer, organizations...); err != nil {
+		return err
+	}
+	bytes, err := policy.Policy()
+	if err != nil {
+		return err
+	}
+	return ctx.GetStub().SetPrivateDataValidationParameter(collection, id, bytes)
+}
+
+// PutPrivately stores the transient value "value" in a collection.
+func (*Assets) PutPrivately(ctx contractapi.TransactionContextInterface, collection, id string) error {
+	transient, err := ctx.GetStub().GetTransient()
+	if err != nil {
+		return err
+	}
+	return ctx.GetStub().PutPrivateData(collection, id, transient["value"])
 }
 
 // Count counts the assets from start to end.

@@ -3,11 +3,12 @@
 //! 1. The contract's policy decides which organisations must endorse, unless the client names them. A choice of
 //!    endorsers that satisfies the policy is a [layout](super::layout).
 //! 2. The first endorser runs the proposal alone, so that a refusal by the contract is known after one run. This is the
-//!    local endorser, if a layout contains it.
-//! 3. Its result says which policies the endorsements must satisfy (rules 1 to 3 of
-//!    [`chain::validate::endorsement`]): those of the contracts and of the collections that it writes to. One layout of
-//!    each policy, chosen to overlap, make the set of endorsers. Policies of single keys are not considered: a client
-//!    that needs them names the organisations.
+//!    local endorser, if a layout contains it, or if the proposal has transient data.
+//! 3. It also states which policies the endorsements must satisfy ([`rules::interest`]): of contracts, of collections and
+//!    of single keys. One layout of each policy, chosen to overlap, make the set of endorsers. An organisation that is not
+//!    a member of a collection that was read is not asked. If the proposal has transient data, neither is one that is not a
+//!    member of a collection that was written. The statement is a claim. With a false one, an endorser can do no more than by
+//!    a refusal or a bad signature: the call fails, or validation finds the transaction invalid.
 //! 4. The remaining endorsers of the set run the proposal concurrently. If an endorser of another organisation fails,
 //!    the gateway chooses again among the layouts that do not contain this endorser, and keeps the answers received so
 //!    far. If the client has named the organisations, they are all asked at once, and there is no other layout. A failure
@@ -24,21 +25,22 @@ use base::MspId;
 use bytes::Bytes;
 use chain::endorse::EndorseError;
 use futures_util::future::join_all;
-use ledger::rwset::ReadWriteSet;
+use identity::policy::LayoutBudget;
 use proto::gateway::ErrorDetail;
-use proto::protos::{Endorsement, ProposalResponse};
-use rules::access::{ChannelPolicies, is_system_namespace};
+use proto::protos::{ChaincodeInterest, Endorsement, ProposalResponse};
+use rules::access::ChannelPolicies;
+use rules::interest::{InterestPolicy, KEY_POLICIES_MAX, policies_of, readers_of};
 
 use super::assemble::endorse_response;
 use super::evaluate::{CONTRACT_ERROR_MIN, chaincode_response, is_final};
 use super::layout::{EndorsementPlan, EndorsementPlanCache};
-use super::proposal::{ProposalRequest, field};
+use super::proposal::ProposalRequest;
 use super::{Endorser, PeerServiceCore, run_in_task};
 use crate::events::{EndorseTime, Endorsed};
 use crate::grpc::{Caller, GrpcCode, GrpcStatus};
 
 /// Policies that the endorsements of one transaction may have to satisfy.
-const POLICIES_MAX: usize = 64;
+const POLICIES_MAX: usize = KEY_POLICIES_MAX + 64;
 /// The index of the local endorser.
 const LOCAL: usize = 0;
 
@@ -90,6 +92,7 @@ struct EndorsementRound<'a> {
 struct EndorserResponse {
     payload: Bytes,
     endorsement: Endorsement,
+    interest: Option<ChaincodeInterest>,
 }
 
 impl<'a> EndorsementRound<'a> {
@@ -133,32 +136,34 @@ impl<'a> EndorsementRound<'a> {
 
     /// Steps 1 to 4 if the policy decides.
     async fn by_policy(&mut self) -> Result<Vec<usize>, GrpcStatus> {
-        let plan = self.plan(&self.request.contract)?;
-        if plan.is_impossible() {
-            return Err(GrpcStatus::new(
-                GrpcCode::FailedPrecondition,
-                format!(
-                    "no combination of peers can be derived which satisfy the endorsement policy of {}",
-                    self.request.contract
-                ),
-            ));
+        let contract = &self.request.contract;
+        let plan = self.plan(contract)?;
+        if !plan.is_possible(&self.failed) {
+            return Err(impossible(contract));
         }
         while self.answers.is_empty() {
-            let Some(layout) = plan.first(self.turn, &self.failed) else { return Err(self.insufficient()) };
-            self.ask(&layout[..1]).await?;
+            let first = match self.request.has_transient_data {
+                // No other endorser may see the data until the collections are known.
+                true if self.failed.contains(&LOCAL) => return Err(self.insufficient()),
+                true => LOCAL,
+                false => match plan.first(self.turn, &self.failed) {
+                    Some(layout) => layout[0],
+                    None => return Err(self.insufficient()),
+                },
+            };
+            self.ask(&[first]).await?;
         }
-        let contract = &self.request.contract;
-        let needs = self.answers.values().next().map(|answer| needed_policies(&answer.payload, contract));
-        let needs = needs.unwrap_or_default();
+        let first = self.answers.values_mut().next().expect("one has answered");
+        let interest = first.interest.take().unwrap_or_default();
+        let plans = self.plans(&interest)?;
         loop {
             let mut places = BTreeSet::new();
-            for (name, collection) in &needs {
-                let layout = if name == contract && collection.is_empty() {
-                    plan.first(self.turn, &self.failed)
+            for plan in &plans {
+                let layout = if let [only] = &plans[..] {
+                    only.first(self.turn, &self.failed)
                 } else {
-                    let other = self.plan_of_collection(name, collection)?;
                     let known = self.answers.keys().chain(&places).copied().collect();
-                    other.least_added(&known, &self.failed).map(<[usize]>::to_vec)
+                    plan.least_added(self.turn, &known, &self.failed).map(<[usize]>::to_vec)
                 };
                 let Some(layout) = layout else { return Err(self.insufficient()) };
                 places.extend(layout);
@@ -169,6 +174,62 @@ impl<'a> EndorsementRound<'a> {
                 return Ok(places);
             }
         }
+    }
+
+    /// Step 3: the plans for an interest, those with the fewest layouts first. Excludes the endorsers that must not be asked.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` if endorsers for one of its policies do not exist.
+    fn plans(&mut self, interest: &ChaincodeInterest) -> Result<Vec<Arc<EndorsementPlan>>, GrpcStatus> {
+        let contract = &self.request.contract;
+        let counts =
+            interest.chaincodes.iter().map(|call| call.collection_names.len().max(1) + call.key_policies.len());
+        if interest.chaincodes.is_empty() || counts.sum::<usize>() > POLICIES_MAX {
+            return Err(GrpcStatus::new(
+                GrpcCode::FailedPrecondition,
+                "the transaction needs endorsements under too many policies; name the endorsing organizations",
+            ));
+        }
+        let (mut plans, mut budget) = (Vec::new(), LayoutBudget::default());
+        for policy in policies_of(interest) {
+            plans.push(match policy {
+                InterestPolicy::Contract(contract) => self.plan(contract)?,
+                InterestPolicy::Collection(contract, collection) => self.plan_of_collection(contract, collection)?,
+                InterestPolicy::Key(policy) => {
+                    let endorsers: Vec<&MspId> = self.endorsers().map(|endorser| &endorser.msp_id).collect();
+                    Arc::new(EndorsementPlan::new(policy.layouts_within(&mut budget), &endorsers))
+                }
+            });
+        }
+        plans.sort_by_key(|plan| plan.layouts_count());
+        let has_transient_data = self.request.has_transient_data;
+        let excluded = |and_written| {
+            let readers = readers_of(interest, self.policies, and_written);
+            let readers =
+                readers.map_err(|unknown| GrpcStatus::new(GrpcCode::FailedPrecondition, unknown.to_string()))?;
+            let is_excluded = |endorser: &Endorser| readers.iter().any(|access| !access.keeps(&endorser.msp_id));
+            let excluded = self.endorsers().enumerate().filter(|(_, endorser)| is_excluded(endorser));
+            Ok::<BTreeSet<usize>, GrpcStatus>(excluded.map(|(place, _)| place).collect())
+        };
+        let may_read = excluded(has_transient_data)?;
+        let is_possible = |excluded: &BTreeSet<usize>| plans.iter().all(|plan| plan.is_possible(excluded));
+        if !is_possible(&may_read) {
+            return Err(if has_transient_data && is_possible(&excluded(false)?) {
+                let collections = interest.chaincodes.iter().filter(|call| call.no_private_reads);
+                let collections: Vec<&String> = collections.flat_map(|call| &call.collection_names).collect();
+                GrpcStatus::new(
+                    GrpcCode::FailedPrecondition,
+                    format!(
+                        "requires endorsement from organisation(s) that are not in the distribution policy of the private data \
+                         collection(s): {collections:?}; retry specifying trusted endorsing organizations to protect transient data"
+                    ),
+                )
+            } else {
+                impossible(contract)
+            });
+        }
+        self.failed.extend(may_read);
+        Ok(plans)
     }
 
     /// Asks those of `places` that were not asked yet, concurrently.
@@ -276,7 +337,7 @@ fn read_response(response: ProposalResponse) -> Result<EndorserResponse, String>
     let status = response.response.as_ref().map_or(0, |response| response.status);
     match response.endorsement {
         Some(endorsement) if status < CONTRACT_ERROR_MIN => {
-            Ok(EndorserResponse { payload: response.payload, endorsement })
+            Ok(EndorserResponse { payload: response.payload, endorsement, interest: response.interest })
         }
         _ => {
             let message = response.response.map(|response| response.message).unwrap_or_default();
@@ -285,27 +346,11 @@ fn read_response(response: ProposalResponse) -> Result<EndorserResponse, String>
     }
 }
 
-/// The policies that the endorsements of a result must satisfy, from an encoded `ProposalResponsePayload`: pairs of a
-/// contract and one of its collections, which is empty for the contract's own policy. Those of the invoked contract come
-/// first, and of these the contract's own, whose layouts take turns.
-fn needed_policies(payload: &Bytes, invoked: &str) -> Vec<(String, String)> {
-    let own = || (invoked.to_owned(), String::new());
-    let results = field(payload, 2).and_then(|action| field(&action, 1));
-    // An endorser wrote this; if it were unreadable, validation would reject it.
-    let Ok(Ok(set)) = results.map(ReadWriteSet::decode) else { return vec![own()] };
-    let mut needs = Vec::new();
-    for namespace in &set.namespaces {
-        let name = set.name(namespace);
-        if name == invoked || !is_system_namespace(name) {
-            needs.extend(set.written_collections(namespace).map(|collection| (name.to_owned(), collection.to_owned())));
-        }
-    }
-    if !needs.iter().any(|(name, _)| name == invoked) {
-        needs.push(own());
-    }
-    needs.sort_by_cached_key(|need| (need.0 != invoked, need.clone()));
-    needs.truncate(POLICIES_MAX);
-    needs
+fn impossible(contract: &str) -> GrpcStatus {
+    GrpcStatus::new(
+        GrpcCode::FailedPrecondition,
+        format!("no combination of peers can be derived which satisfy the endorsement policy of {contract}"),
+    )
 }
 
 /// The status code of an error that has one, rather than counting as a missing endorsement; and whether the error ends the

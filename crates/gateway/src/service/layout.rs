@@ -3,14 +3,14 @@
 //! A layout is a set of endorsers whose endorsements together satisfy a contract's policy. The layouts of a contract
 //! are computed at its first proposal, and again at its first proposal after the channel's policies have changed.
 //!
-//! A transaction that writes to several contracts or collections needs a layout for each of them; one endorsement counts
-//! for all.
+//! A transaction that writes to several contracts or collections, or to keys with policies of their own, needs a layout for
+//! each policy; one endorsement counts for all.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, RwLock};
 
 use base::{ChannelId, Map, MspId};
-use identity::Policy;
+use identity::policy::EndorsementLayout;
 use ledger::Hash;
 use rules::access::ChannelPolicies;
 
@@ -51,8 +51,8 @@ impl EndorsementPlanCache {
         }
         let rules = policies.contract_rules(contract)?;
         let plan = Arc::new(match collection {
-            "" => EndorsementPlan::new(&rules.endorsement, endorsers),
-            _ => EndorsementPlan::new(&rules.collection_policy(collection, policies.config())?, endorsers),
+            "" => EndorsementPlan::new(rules.endorsement.layouts(), endorsers),
+            _ => EndorsementPlan::new(rules.collection_policy(collection, policies.config())?.layouts(), endorsers),
         });
         let computed = CachedPlan { policies: *policies.digest(), plan: Arc::clone(&plan) };
         self.plans.write().expect("no holder of this lock panics").insert(key, computed);
@@ -63,10 +63,9 @@ impl EndorsementPlanCache {
 impl EndorsementPlan {
     /// Layouts with the local endorser come first, then smaller ones. Layouts that need an organisation without an endorser
     /// here are left out.
-    pub(super) fn new(policy: &Policy, endorsers: &[&MspId]) -> EndorsementPlan {
+    pub(super) fn new(layouts: Vec<EndorsementLayout>, endorsers: &[&MspId]) -> EndorsementPlan {
         let place = |msp_id: &MspId| endorsers.iter().position(|other| *other == msp_id);
-        let mut layouts: Vec<Vec<usize>> = policy
-            .layouts()
+        let mut layouts: Vec<Vec<usize>> = layouts
             .into_iter()
             .filter_map(|layout| {
                 let needed = layout.into_iter().filter(|(_, count)| *count > 0);
@@ -96,32 +95,44 @@ impl EndorsementPlan {
         self.in_turn(turn).find(|layout| !layout.iter().any(|place| failed.contains(place))).map(<[usize]>::to_vec)
     }
 
-    /// The layout that adds the fewest endorsers to `chosen` and none of `failed`.
-    pub(super) fn least_added(&self, chosen: &BTreeSet<usize>, failed: &BTreeSet<usize>) -> Option<&[usize]> {
-        self.layouts
-            .iter()
+    /// The layout that adds the fewest endorsers to `chosen` and none of `failed`; `turn` decides between equally good ones.
+    pub(super) fn least_added(
+        &self,
+        turn: usize,
+        chosen: &BTreeSet<usize>,
+        failed: &BTreeSet<usize>,
+    ) -> Option<&[usize]> {
+        self.in_turn(turn)
             .filter(|layout| layout.iter().all(|place| !failed.contains(place)))
             .min_by_key(|layout| layout.iter().filter(|place| !chosen.contains(place)).count())
-            .map(Vec::as_slice)
     }
 
-    /// Whether no set of endorsers satisfies the policy.
-    pub(super) fn is_impossible(&self) -> bool {
-        self.layouts.is_empty()
+    /// The number of sets of endorsers that satisfy the policy.
+    pub(super) fn layouts_count(&self) -> usize {
+        self.layouts.len()
+    }
+
+    /// Whether a set of endorsers without any of `excluded` satisfies the policy.
+    pub(super) fn is_possible(&self, excluded: &BTreeSet<usize>) -> bool {
+        self.layouts.iter().any(|layout| layout.iter().all(|place| !excluded.contains(place)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use identity::Policy;
     use identity::policy::{SignaturePolicy, parse};
+
+    fn layouts(text: &str) -> Vec<EndorsementLayout> {
+        Policy::from(SignaturePolicy::compile(&parse(text).expect("a policy")).expect("a policy")).layouts()
+    }
 
     /// The layouts of a policy at the gateway of A, which also knows B and C.
     fn show(text: &str, turn: usize) -> String {
-        let policy = SignaturePolicy::compile(&parse(text).expect("a policy")).expect("a policy").into();
         let names = ["A", "B", "C"];
         let endorsers = names.map(MspId::from);
-        let plan = EndorsementPlan::new(&policy, &endorsers.each_ref());
+        let plan = EndorsementPlan::new(layouts(text), &endorsers.each_ref());
         let show = |layout: &[usize]| layout.iter().map(|place| names[*place]).collect::<Vec<_>>().join("+");
         plan.in_turn(turn).map(show).collect::<Vec<_>>().join(" ")
     }
@@ -143,13 +154,11 @@ mod tests {
 
     #[test]
     fn a_second_contract_adds_as_few_endorsers_as_it_can() {
-        let policy = SignaturePolicy::compile(&parse("OutOf(2, 'A.peer', 'B.peer', 'C.peer')").expect("a policy"))
-            .expect("a policy")
-            .into();
         let endorsers = ["A", "B", "C"].map(MspId::from);
-        let plan = EndorsementPlan::new(&policy, &endorsers.each_ref());
-        assert_eq!(plan.least_added(&[1, 2].into(), &[].into()), Some(&[1, 2][..]));
-        assert_eq!(plan.least_added(&[2].into(), &[0].into()), Some(&[1, 2][..]));
-        assert_eq!(plan.least_added(&[].into(), &[0, 1].into()), None);
+        let layouts = layouts("OutOf(2, 'A.peer', 'B.peer', 'C.peer')");
+        let plan = EndorsementPlan::new(layouts, &endorsers.each_ref());
+        assert_eq!(plan.least_added(0, &[1, 2].into(), &[].into()), Some(&[1, 2][..]));
+        assert_eq!(plan.least_added(0, &[2].into(), &[0].into()), Some(&[1, 2][..]));
+        assert_eq!(plan.least_added(0, &[].into(), &[0, 1].into()), None);
     }
 }

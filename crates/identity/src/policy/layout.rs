@@ -20,7 +20,7 @@ use crate::principal::{MemberRole, Principal};
 
 /// How many layouts are kept, at the end and at every step on the way.
 pub const LAYOUTS_MAX: usize = 128;
-/// How many times two layouts are joined for one policy, before the search ends with the layouts found so far.
+/// How many times two layouts are joined within one budget, before the search ends with the layouts found so far.
 const JOINS_MAX: usize = 128 * 1024;
 
 /// How many signers of each organisation.
@@ -30,19 +30,30 @@ impl Policy {
     /// The smallest choices of organisations whose peers could satisfy the policy, at most [`LAYOUTS_MAX`] of them, each
     /// with how many signers of each organisation it takes. Empty when peers alone cannot satisfy it.
     pub fn layouts(&self) -> Vec<EndorsementLayout> {
-        layouts(self)
+        self.layouts_within(&mut LayoutBudget::default())
+    }
+
+    /// As [`Policy::layouts`], for several policies whose search must not take longer than that for one. Layouts are missing
+    /// once the budget is used up.
+    pub fn layouts_within(&self, budget: &mut LayoutBudget) -> Vec<EndorsementLayout> {
+        budget.of_policy(self)
     }
 }
 
-pub(super) fn layouts(policy: &Policy) -> Vec<EndorsementLayout> {
-    LayoutSearch { joins_left: JOINS_MAX }.of_policy(policy)
-}
-
-struct LayoutSearch {
+/// How far searches for layouts may go.
+#[derive(Debug)]
+pub struct LayoutBudget {
     joins_left: usize,
 }
 
-impl LayoutSearch {
+impl Default for LayoutBudget {
+    /// Enough for any policy with few organisations.
+    fn default() -> LayoutBudget {
+        LayoutBudget { joins_left: JOINS_MAX }
+    }
+}
+
+impl LayoutBudget {
     fn of_policy(&mut self, policy: &Policy) -> Vec<EndorsementLayout> {
         match policy {
             Policy::Signature(policy) => self.of_rule(policy, policy.rule()),

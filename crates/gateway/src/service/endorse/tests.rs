@@ -8,7 +8,7 @@ use ledger::config::{
     BatchLimits, Capabilities, ChannelConfig, ConsensusConfig, EndorsementRule, GenesisSpec, OrganizationSpec,
 };
 use prost::Message as _;
-use proto::protos::Response;
+use proto::protos::{ChaincodeCall, Response};
 use rules::definitions::{ContractDefinitions, by_channel_policy};
 
 use super::*;
@@ -18,9 +18,10 @@ use crate::service::evaluate;
 /// An endorser with a fixed behaviour.
 #[derive(Clone)]
 enum Does {
+    /// Endorses, and states that the contract's policy applies.
     Endorse,
-    /// Endorses this result.
-    EndorseResult(Bytes),
+    /// Endorses, and states this interest.
+    EndorseInterest(ChaincodeInterest),
     Refuse,
     Fail(EndorseError),
 }
@@ -34,9 +35,13 @@ impl Endorse for Does {
         'a: 'b,
     {
         Box::pin(async move {
+            let interest = match self {
+                Does::EndorseInterest(interest) => interest.clone(),
+                _ => ChaincodeInterest { chaincodes: vec![contract_call()] },
+            };
             Ok(ProposalResponse {
-                endorsement: matches!(self, Does::Endorse | Does::EndorseResult(_)).then(Endorsement::default),
-                payload: if let Does::EndorseResult(payload) = self { payload.clone() } else { Bytes::new() },
+                endorsement: (!matches!(self, Does::Refuse)).then(Endorsement::default),
+                interest: Some(interest),
                 response: Some(self.evaluate(Bytes::new()).await?),
                 ..ProposalResponse::default()
             })
@@ -49,7 +54,7 @@ impl Endorse for Does {
     {
         Box::pin(async move {
             match self {
-                Does::Endorse | Does::EndorseResult(_) => Ok(Response { status: 200, ..Response::default() }),
+                Does::Endorse | Does::EndorseInterest(_) => Ok(Response { status: 200, ..Response::default() }),
                 Does::Refuse => Ok(Response { status: 500, message: "no".into(), ..Response::default() }),
                 Does::Fail(error) => Err(error.clone()),
             }
@@ -110,12 +115,22 @@ async fn endorse_with(
     does: [Does; 3],
     organizations: &[&str],
 ) -> Result<Bytes, GrpcStatus> {
+    endorse_proposal(rules, turn, does, organizations, false).await
+}
+
+async fn endorse_proposal(
+    rules: &ChannelPolicies,
+    turn: usize,
+    does: [Does; 3],
+    organizations: &[&str],
+    has_transient_data: bool,
+) -> Result<Bytes, GrpcStatus> {
     let endorsers = endorsers(does);
     let plans = EndorsementPlanCache::default();
     let from = EndorserSet { local: &endorsers[LOCAL], others: &endorsers[1..], plans: &plans };
     let request = ProposalRequest {
         signed_proposal: Bytes::new(),
-        has_transient_data: false,
+        has_transient_data,
         organizations: organizations.iter().map(|name| (*name).to_owned()).collect(),
         channel: "ch".into(),
         contract: "basic".to_owned(),
@@ -293,34 +308,130 @@ fn layouts_follow_the_policies_of_the_channel() {
     assert_eq!(layouts(&one), [[1]]);
 }
 
-/// A result that writes a public key and the values of collections.
-fn payload(is_public: bool, collections: &[&str]) -> Bytes {
-    let mut recorder = ledger::rwset::ReadWriteSetRecorder::default();
-    if is_public {
-        recorder.write(&"basic".into(), "key", Bytes::from_static(b"1"));
-    }
-    for collection in collections {
-        recorder.private_write(&"basic".into(), collection, "key", Bytes::from_static(b"1"));
-    }
-    let action = proto::protos::ChaincodeAction { results: recorder.encode(), ..Default::default() };
-    let payload =
-        proto::protos::ProposalResponsePayload { extension: action.encode_to_vec().into(), ..Default::default() };
-    payload.encode_to_vec().into()
+fn key_policy(text: &str) -> proto::common::SignaturePolicyEnvelope {
+    identity::policy::parse(text).expect("a policy")
 }
 
-/// Rules 2 and 3 of validation: only what is written counts, and the contract's own policy if nothing is.
-#[test]
-fn a_result_needs_the_policies_of_what_it_writes() {
-    let needs = |is_public, collections: &[&str]| {
-        let needs = needed_policies(&payload(is_public, collections), "basic");
-        needs.into_iter().map(|(contract, collection)| format!("{contract}/{collection}")).collect::<Vec<_>>()
-    };
-    assert_eq!(needs(false, &[]), ["basic/"]);
-    assert_eq!(needs(true, &[]), ["basic/"]);
-    assert_eq!(needs(false, &["b", "a"]), ["basic/a", "basic/b"]);
-    assert_eq!(needs(true, &["a"]), ["basic/", "basic/a"]);
-    let other = needed_policies(&payload(true, &["a"]), "caller");
-    assert_eq!(other.iter().map(|(contract, _)| contract.as_str()).collect::<Vec<_>>(), ["caller", "basic", "basic"]);
+/// A call that writes only keys with these policies.
+fn keys_call(policies: &[&str]) -> ChaincodeCall {
+    ChaincodeCall {
+        name: "basic".to_owned(),
+        key_policies: policies.iter().map(|text| key_policy(text)).collect(),
+        disregard_namespace_policy: true,
+        ..ChaincodeCall::default()
+    }
+}
+
+/// A call that writes keys without policies of their own.
+fn contract_call() -> ChaincodeCall {
+    ChaincodeCall { name: "basic".to_owned(), ..ChaincodeCall::default() }
+}
+
+fn collection_call(collection: &str, no_private_reads: bool) -> ChaincodeCall {
+    ChaincodeCall {
+        name: "basic".to_owned(),
+        collection_names: vec![collection.to_owned()],
+        no_private_reads,
+        ..ChaincodeCall::default()
+    }
+}
+
+/// The organisations that endorsed under an interest, whose first endorser states it, and the others fail unless they are
+/// among these.
+async fn endorse_under(
+    rules: &ChannelPolicies,
+    calls: &[ChaincodeCall],
+    ready: &[&str],
+    has_transient_data: bool,
+) -> Result<usize, GrpcStatus> {
+    let interest = ChaincodeInterest { chaincodes: calls.to_vec() };
+    let does = NAMES.map(|name| match ready.contains(&name) {
+        true => Does::EndorseInterest(interest.clone()),
+        false => Does::Fail(EndorseError::Overloaded),
+    });
+    let answer = endorse_proposal(rules, 0, does, &[], has_transient_data).await?;
+    let message = crate::grpc::message::decode::<proto::gateway::EndorseResponse>(
+        answer.slice(crate::grpc::message::PREFIX_BYTES..),
+    );
+    let envelope = message.expect("an answer").prepared_transaction.expect("a transaction");
+    let payload = proto::common::Payload::decode(envelope.payload).expect("a payload");
+    let transaction = proto::protos::Transaction::decode(payload.data).expect("a transaction");
+    let action = &transaction.actions[0].payload;
+    let action = proto::protos::ChaincodeActionPayload::decode(action.clone()).expect("an action");
+    Ok(action.action.expect("an action").endorsements.len())
+}
+
+/// Keys with policies of their own decide who endorses, without the client naming anybody; and what else is written needs the
+/// policies of contract and collections as well.
+#[tokio::test]
+async fn policies_of_keys_decide_who_endorses() {
+    let any = rules("OR('Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')");
+    let all = "AND('Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')";
+    assert_eq!(endorse_under(&any, &[keys_call(&[all])], &NAMES, false).await, Ok(3));
+    let two = ["AND('Org1MSP.peer', 'Org2MSP.peer')", "OR('Org2MSP.peer', 'Org3MSP.peer')"];
+    assert_eq!(endorse_under(&any, &[keys_call(&two)], &NAMES, false).await, Ok(2));
+    // Another layout of the second policy, if the first fails.
+    let either = ["OR('Org2MSP.peer', 'Org3MSP.peer')"];
+    assert_eq!(endorse_under(&any, &[keys_call(&either)], &["Org1MSP", "Org3MSP"], false).await, Ok(1));
+    // The contract's policy is disregarded, unless keys without a policy are written as well.
+    let most = rules("OutOf(2, 'Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')");
+    let own = ["'Org3MSP.peer'"];
+    assert_eq!(endorse_under(&most, &[keys_call(&own)], &NAMES, false).await, Ok(1));
+    let both = ChaincodeCall { disregard_namespace_policy: false, ..keys_call(&own) };
+    assert_eq!(endorse_under(&most, &[both], &NAMES, false).await, Ok(2));
+
+    let failed = endorse_under(&any, &[keys_call(&[all])], &["Org1MSP", "Org3MSP"], false).await;
+    let failed = failed.expect_err("an organisation is missing");
+    assert_eq!((failed.code, failed.details[0].msp_id.as_str()), (GrpcCode::ResourceExhausted, "Org2MSP"));
+    // Nobody satisfies these, so nobody else is asked.
+    let mut broken = keys_call(&[all]);
+    broken.key_policies[0].rule = None;
+    for calls in [keys_call(&["'Org9MSP.peer'"]), broken] {
+        let failed = endorse_under(&any, &[calls], &NAMES, false).await.expect_err("nobody satisfies it");
+        assert_eq!((failed.code, failed.details.len()), (GrpcCode::FailedPrecondition, 0));
+        assert!(failed.message.starts_with("no combination of peers can be derived"), "{failed}");
+    }
+    // Too many, and more than an endorser lists.
+    for calls in [vec![keys_call(&[all; POLICIES_MAX + 1])], vec![]] {
+        let failed = endorse_under(&any, &calls, &NAMES, false).await.expect_err("too many");
+        assert_eq!(failed.code, GrpcCode::FailedPrecondition);
+        assert!(failed.message.ends_with("name the endorsing organizations"), "{failed}");
+    }
+}
+
+/// Who is no member of a collection cannot read it, and must not see the transient data of a proposal that writes to it.
+#[tokio::test]
+async fn only_members_of_collections_are_asked_to_read_them() {
+    let most = rules("OutOf(2, 'Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')");
+    let own = contract_call();
+    let writes = || [own.clone(), collection_call("_implicit_org_Org1MSP", true)];
+    let reads = || [own.clone(), collection_call("_implicit_org_Org1MSP", false)];
+    assert_eq!(endorse_under(&most, &writes(), &NAMES, false).await, Ok(2));
+    let failed = endorse_under(&most, &reads(), &NAMES, false).await.expect_err("one member is not enough");
+    assert_eq!(failed.code, GrpcCode::FailedPrecondition);
+    let failed = endorse_under(&most, &writes(), &NAMES, true).await.expect_err("others would see the data");
+    assert_eq!(failed.code, GrpcCode::FailedPrecondition);
+    assert!(
+        failed.message.contains("not in the distribution policy") && failed.message.contains("_implicit_org_Org1MSP")
+    );
+    let failed = endorse_under(&most, &reads(), &NAMES, true).await.expect_err("one member is not enough");
+    assert!(failed.message.starts_with("no combination of peers"), "{failed}");
+    let alone = [collection_call("_implicit_org_Org1MSP", false)];
+    assert_eq!(endorse_under(&most, &alone, &NAMES, true).await, Ok(1));
+    // A key's policy may name organisations that are not members, but they do not get transient data.
+    let all = keys_call(&["AND('Org1MSP.peer', 'Org2MSP.peer', 'Org3MSP.peer')"]);
+    let of_key =
+        ChaincodeCall { key_policies: all.key_policies, disregard_namespace_policy: true, ..writes()[1].clone() };
+    assert_eq!(endorse_under(&most, std::slice::from_ref(&of_key), &NAMES, false).await, Ok(3));
+    let failed = endorse_under(&most, &[of_key], &NAMES, true).await.expect_err("others would see the data");
+    assert!(failed.message.contains("not in the distribution policy"), "{failed}");
+    // Transient data go to the local endorser first, and nowhere else if it fails.
+    let other = rules("'Org2MSP.peer'");
+    assert_eq!(endorse_under(&other, std::slice::from_ref(&own), &NAMES, true).await, Ok(1));
+    let failed = endorse_under(&other, &[own], &["Org2MSP", "Org3MSP"], true).await.expect_err("the local one fails");
+    assert_eq!((failed.code, failed.details.len()), (GrpcCode::ResourceExhausted, 1));
+    let unknown = endorse_under(&most, &[collection_call("nothing", true)], &NAMES, false).await;
+    assert_eq!(unknown.expect_err("there is no such collection").code, GrpcCode::FailedPrecondition);
 }
 
 /// A write to the collection of one organisation needs that organisation alone, whatever the contract's policy is.
@@ -343,13 +454,9 @@ fn the_plan_of_a_collection_follows_the_policy_of_the_collection() {
 #[tokio::test]
 async fn a_write_to_a_collection_asks_those_whom_the_collection_needs() {
     let rules = rules("AND('Org2MSP.peer', 'Org3MSP.peer')");
-    let code = async |payload: Bytes| {
-        let fails = Does::Fail(EndorseError::Stopped);
-        let endorses = Does::EndorseResult(payload);
-        endorse_at(&rules, 0, [endorses.clone(), endorses, fails], &[]).await
-    };
-    assert_eq!(code(payload(false, &["_implicit_org_Org1MSP"])).await, GrpcCode::Ok);
-    assert_ne!(code(payload(true, &["_implicit_org_Org1MSP"])).await, GrpcCode::Ok);
-    assert_ne!(code(payload(false, &["_implicit_org_Org3MSP"])).await, GrpcCode::Ok);
-    assert_eq!(code(payload(false, &["unknown"])).await, GrpcCode::FailedPrecondition);
+    let at_two = async |calls: &[ChaincodeCall]| endorse_under(&rules, calls, &["Org1MSP", "Org2MSP"], false).await;
+    let of_one = collection_call("_implicit_org_Org1MSP", true);
+    assert_eq!(at_two(std::slice::from_ref(&of_one)).await, Ok(1));
+    at_two(&[contract_call(), of_one]).await.expect_err("the contract's policy applies as well");
+    at_two(&[collection_call("_implicit_org_Org3MSP", true)]).await.expect_err("that organisation does not endorse");
 }

@@ -15,7 +15,7 @@ use super::*;
 use crate::issue::{CertificateTerms, IssuingOrganization};
 use crate::policy::application::{ApplicationPolicy, channel_reference, of_signature};
 use crate::policy::channel_policy::MetaRule;
-use crate::policy::layout::{EndorsementLayout, LAYOUTS_MAX};
+use crate::policy::layout::{EndorsementLayout, LAYOUTS_MAX, LayoutBudget};
 use crate::policy::limits::{DEPTH_MAX, RULES_MAX, SIGNATURES_MAX};
 use crate::policy::text::{parse, print};
 use crate::policy::tree::{PolicyTree, implicit_meta_to_wire, signature_to_wire};
@@ -465,6 +465,11 @@ fn layouts_of_huge_policies_stay_few_and_cheap() {
     let wide =
         format!("AND({})", principals.iter().map(|p| format!("OR({p}, 'X.peer')")).collect::<Vec<_>>().join(", "));
     assert!(policy(&wide).layouts().len() <= LAYOUTS_MAX);
+    // Many such policies take no longer than one.
+    let mut budget = LayoutBudget::default();
+    let searches = (0..20).filter(|_| !policy(&majority).layouts_within(&mut budget).is_empty()).count();
+    assert!((1..20).contains(&searches), "{searches} searches found layouts");
+    assert!(policy("'A.peer'").layouts_within(&mut LayoutBudget::default()).len() == 1);
 }
 
 /// Fabric's algorithm as it is written there: all signatures first, then the tree, with no shortcut.
