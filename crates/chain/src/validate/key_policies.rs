@@ -70,7 +70,7 @@ impl BlockKeyPolicies {
             return Ok(code);
         }
         self.look_up(set, view).await?;
-        let Some(endorsers) = genuine_endorsers(&envelope(), policies) else {
+        let Some(endorsers) = genuine_endorsers(&envelope(), transaction, policies) else {
             return Ok(Code::ENDORSEMENT_POLICY_FAILURE);
         };
         let is_satisfied = |policy: &Policy| policy.evaluate_identities(&endorsers).is_ok();

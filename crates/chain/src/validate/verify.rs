@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 
 use base::{Bytes, Set, TxId};
-use identity::policy::SignedData;
+use identity::policy::{KnownSignatures, SignedData};
 use identity::{Identity, SignatureClaim, SignatureSet};
 use ledger::transaction::{ActionOutcome, EndorsedAction, InvalidTransaction, Transaction};
 use ledger::wire::{Fields, Span};
@@ -36,6 +36,8 @@ pub struct VerifiedTransaction {
     pub set: ReadWriteSet,
     /// The chaincode's answer, if it could be read.
     pub outcome: Option<ActionOutcome>,
+    /// The endorsements whose signatures were verified here.
+    pub known_endorsements: KnownSignatures,
 }
 
 /// The largest number of a transaction's endorsements that are verified before a policy asks for them.
@@ -93,13 +95,13 @@ pub(super) fn verify_transactions_as(
         let mut verdicts = policies.verifier().verify_batch(&claims).into_iter();
         signed.iter().for_each(|signed| signed.set_verdicts(&mut verdicts));
     }
-    let codes: Vec<StepCodes> = drafts
+    let codes: Vec<(StepCodes, KnownSignatures)> = drafts
         .iter()
         .zip(&signed)
-        .map(|(draft, signed)| draft.validate(&SignatureSource::Local(signed), policies))
+        .map(|(draft, signed)| (draft.validate(&SignatureSource::Local(signed), policies), signed.known_endorsements()))
         .collect();
     drop(signed);
-    drafts.into_iter().zip(codes).map(|(draft, codes)| draft.into_verified(codes)).collect()
+    drafts.into_iter().zip(codes).map(|(draft, (codes, known))| draft.into_verified(codes, known)).collect()
 }
 
 /// As [`verify_transactions`], of one envelope.
@@ -116,7 +118,7 @@ pub fn verify_with_verdict(
 ) -> VerifiedTransaction {
     let draft = UnverifiedTransaction::read(envelope, rules);
     let codes = draft.validate(&SignatureSource::Remote(verdict), rules);
-    draft.into_verified(codes)
+    draft.into_verified(codes, KnownSignatures::default())
 }
 
 /// The verdicts of steps 1 to 6 and of steps 8 to 10.
@@ -254,19 +256,26 @@ impl UnverifiedTransaction {
         })
     }
 
-    fn into_verified(self, StepCodes { form, endorsement }: StepCodes) -> VerifiedTransaction {
+    fn into_verified(self, codes: StepCodes, known_endorsements: KnownSignatures) -> VerifiedTransaction {
+        let StepCodes { form, endorsement } = codes;
         let UnverifiedTransaction { tx_id, indexed_tx_id, kind, outcome, content, .. } = self;
         let set = content.ok().filter(|_| form == Code::VALID).unwrap_or_default();
-        VerifiedTransaction { tx_id, indexed_tx_id, kind, form, endorsement, set, outcome }
+        VerifiedTransaction { tx_id, indexed_tx_id, kind, form, endorsement, set, outcome, known_endorsements }
     }
 }
 
 /// The members whose endorsements of a transaction are genuine; `None` if the transaction cannot be read, or has too many
-/// endorsements.
-pub fn genuine_endorsers(envelope: &Bytes, policies: &ChannelPolicies) -> Option<Vec<Arc<Identity>>> {
+/// endorsements. `verified` is the result of the earlier checks of this envelope under the same policies; signatures that
+/// were verified then are not verified again.
+pub fn genuine_endorsers(
+    envelope: &Bytes,
+    verified: &VerifiedTransaction,
+    policies: &ChannelPolicies,
+) -> Option<Vec<Arc<Identity>>> {
     let action = Transaction::parse(envelope).ok()?.action().ok()?;
     let endorsements = endorsements(&action);
     let signed = SignatureSet::verified_by(policies.verifier(), &endorsements, policies.members()).ok()?;
+    signed.recall(verified.known_endorsements);
     let claims: Vec<SignatureClaim<'_>> = signed.claims().collect();
     signed.set_verdicts(policies.verifier().verify_batch(&claims));
     Some(signed.genuine_signers())
@@ -292,6 +301,11 @@ impl TransactionSignatures<'_> {
     fn claims(&self) -> impl Iterator<Item = SignatureClaim<'_>> {
         let creator = self.creator.iter().map(CreatorSignature::claim);
         creator.chain(self.endorsers.iter().flat_map(|endorsers| endorsers.claims().take(ENDORSEMENTS_AHEAD_MAX)))
+    }
+
+    /// The endorsements verified so far.
+    fn known_endorsements(&self) -> KnownSignatures {
+        self.endorsers.as_ref().map(SignatureSet::known).unwrap_or_default()
     }
 
     /// Stores the verdicts on the claims, in their order.

@@ -52,6 +52,17 @@ pub struct SignedData {
     pub signature: Bytes,
 }
 
+/// Verdicts on the first [`KNOWN_MAX`] signatures of a set, by position.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct KnownSignatures {
+    verified: u64,
+    /// The good ones among those verified.
+    good: u64,
+}
+
+/// The largest number of verdicts that are remembered.
+const KNOWN_MAX: usize = 64;
+
 /// The signers of one message or of several, identified once and verified at most once each, for any number of policies.
 #[derive(Debug)]
 pub struct SignatureSet<'a> {
@@ -156,6 +167,29 @@ impl<'a> SignatureSet<'a> {
         let unverified = self.entries.iter().filter(|entry| entry.claim().is_some());
         for (entry, is_good) in unverified.zip(verdicts) {
             entry.ahead.set(Some(is_good));
+        }
+    }
+
+    /// The verdicts so far, for a set of the same signatures and members that is made later.
+    pub fn known(&self) -> KnownSignatures {
+        let mut known = KnownSignatures::default();
+        for (position, entry) in self.entries.iter().take(KNOWN_MAX).enumerate() {
+            let verdict = match entry.verdict.get() {
+                EntryVerdict::Unknown => entry.ahead.get(),
+                found => Some(found == EntryVerdict::Good),
+            };
+            known.verified |= u64::from(verdict.is_some()) << position;
+            known.good |= u64::from(verdict == Some(true)) << position;
+        }
+        known
+    }
+
+    /// Takes the verdicts of an earlier set of the same signatures and members. These signatures are not verified again.
+    pub fn recall(&self, known: KnownSignatures) {
+        for (position, entry) in self.entries.iter().take(KNOWN_MAX).enumerate() {
+            if known.verified & (1 << position) != 0 {
+                entry.ahead.set(Some(known.good & (1 << position) != 0));
+            }
         }
     }
 

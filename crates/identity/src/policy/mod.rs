@@ -29,7 +29,7 @@ mod tree;
 
 pub use application::{ApplicationPolicy, channel_reference, of_signature};
 pub use channel_policy::{ImplicitMeta, MetaRule, Policy};
-pub use evaluate::{SignatureSet, SignedData, SignedMessage};
+pub use evaluate::{KnownSignatures, SignatureSet, SignedData, SignedMessage};
 pub use layout::{EndorsementLayout, LAYOUTS_MAX, LayoutBudget};
 pub use limits::{DEPTH_MAX, PRINCIPALS_MAX, RULES_MAX, SIGNATURES_MAX};
 pub use signature::SignaturePolicy;

@@ -22,8 +22,8 @@ use crate::commit::recent::CommittedBlock;
 use crate::support::{CHANNEL, Consortium, ConsortiumConfig, encode};
 use crate::validate::offload::{VerificationChunk, verify_offloaded};
 use crate::validate::verify::{
-    SignatureVerdict, VerifiedTransaction, verify_transaction, verify_transactions, verify_transactions_as,
-    verify_with_verdict,
+    SignatureVerdict, VerifiedTransaction, genuine_endorsers, verify_transaction, verify_transactions,
+    verify_transactions_as, verify_with_verdict,
 };
 use ledger::Code;
 use ledger::lifecycle::ContractDefinition;
@@ -390,6 +390,11 @@ fn every_fault_gets_fabrics_code() {
     }
 }
 
+/// All but which signatures were verified on the way.
+fn shown(examined: VerifiedTransaction) -> String {
+    format!("{:?}", VerifiedTransaction { known_endorsements: Default::default(), ..examined })
+}
+
 /// Every code of the table again, with the verdict of another node that has verified the same envelope.
 #[test]
 fn who_takes_a_word_for_signatures_comes_to_what_the_other_one_has_found() {
@@ -405,15 +410,33 @@ fn who_takes_a_word_for_signatures_comes_to_what_the_other_one_has_found() {
         let envelope = craft.build();
         let own = verify_transaction(&envelope, &rules);
         words.push(own.signature_verdict());
-        assert_eq!(
-            format!("{:?}", verify_with_verdict(&envelope, &rules, own.signature_verdict())),
-            format!("{own:?}"),
-            "{line:?}"
-        );
+        let by_word = verify_with_verdict(&envelope, &rules, own.signature_verdict());
+        assert_eq!(shown(by_word), shown(own), "{line:?}");
     }
     for word in [SignatureVerdict::Unsigned, SignatureVerdict::Unendorsed, SignatureVerdict::Valid] {
         assert!(words.contains(&word), "no line of the table leads to {word:?}");
     }
+}
+
+/// Policies of keys are checked after the contract's; endorsements that the contract's policy asked for are not verified again.
+#[test]
+fn an_endorsement_is_verified_once_for_all_policies() {
+    let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
+    let rules = rules(&consortium);
+    let build = |endorsers: &str| {
+        let mut craft = Craft::right(&consortium);
+        craft.change(endorsers);
+        craft.build()
+    };
+    let (right, wrong) = (build("endorsers=peer0,peer1"), build("endorsers=peer0,peer1!"));
+    let [of_right, of_wrong] = [&right, &wrong].map(|envelope| verify_transaction(envelope, &rules));
+    let genuine = |envelope, examined| genuine_endorsers(envelope, examined, &rules).expect("it can be read").len();
+    assert_eq!([genuine(&right, &of_right), genuine(&wrong, &of_wrong)], [2, 1]);
+    // Verdicts of another envelope are taken as they are, so nothing was verified.
+    assert_eq!([genuine(&right, &of_wrong), genuine(&wrong, &of_right)], [1, 2]);
+    // A word for signatures says nothing of each, so they are verified.
+    let by_word = verify_with_verdict(&wrong, &rules, SignatureVerdict::Valid);
+    assert_eq!(genuine(&wrong, &by_word), 1);
 }
 
 /// Every line of the table with P-256 keys: all envelopes together by tables, and each alone by the library.
@@ -434,12 +457,12 @@ fn what_is_verified_together_by_tables_is_judged_as_by_the_library_alone() {
     // Valid envelopes between the others: a verdict that is off by one position shows.
     let envelopes: Vec<Bytes> = changes.iter().flat_map(|changes| [build(changes), build("")]).collect();
     let alone: Vec<String> =
-        envelopes.iter().map(|envelope| format!("{:?}", verify_transaction(envelope, &by_library))).collect();
+        envelopes.iter().map(|envelope| shown(verify_transaction(envelope, &by_library))).collect();
     // The first time without tables.
     for _ in 0..3 {
         for is_together in [true, false] {
             let examined = verify_transactions_as(envelopes.iter().cloned(), &by_tables, is_together);
-            let examined: Vec<String> = examined.iter().map(|examined| format!("{examined:?}")).collect();
+            let examined: Vec<String> = examined.into_iter().map(shown).collect();
             assert_eq!(examined, alone, "together: {is_together}");
         }
     }

@@ -171,6 +171,11 @@ fn what_was_verified_ahead_counts_once_it_is_asked_for() {
     assert_eq!(policy("AND('A.peer', 'D.peer')").evaluate(&set), Ok(()));
     assert_eq!(policy("'B.peer'").evaluate(&set), Err(Error::PolicyUnsatisfied));
     assert_eq!(set.verified(), 4);
+    // A later set of the same signatures has nothing left to verify.
+    let later = SignatureSet::new(&signatures, &world().members).expect("few");
+    later.recall(set.known());
+    assert_eq!((later.claims().count(), later.known()), (0, set.known()));
+    assert_eq!(later.genuine_signers().len(), 3);
 }
 
 #[test]
