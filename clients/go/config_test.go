@@ -2,6 +2,7 @@ package clients
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -73,16 +74,49 @@ func broadcast(t *testing.T, to orderer.AtomicBroadcastClient, envelope *common.
 	return answer
 }
 
+// The administrator of a peer organisation.
+func (network network) admin(t *testing.T, number int) configtx.SigningIdentity {
+	t.Helper()
+	domain := fmt.Sprintf("org%d.example.com", number)
+	organization := filepath.Join(network.directory, "organizations", "peerOrganizations", domain)
+	return signer(t, fmt.Sprintf("Org%dMSP", number), filepath.Join(organization, "users", "Admin@"+domain, "msp"))
+}
+
+func (network network) broadcaster(t *testing.T) orderer.AtomicBroadcastClient {
+	t.Helper()
+	const name = "orderer.example.com"
+	orderers := filepath.Join(network.directory, "organizations", "ordererOrganizations", "example.com", "orderers")
+	return orderer.NewAtomicBroadcastClient(connect(t, network.orderer, filepath.Join(orderers, name), name))
+}
+
+// An update of the configuration, signed by these; the first of them sends it.
+func signedUpdate(t *testing.T, update []byte, by ...configtx.SigningIdentity) *common.Envelope {
+	t.Helper()
+	var signatures []*common.ConfigSignature
+	for _, signer := range by {
+		signature, err := signer.CreateConfigSignature(update)
+		if err != nil {
+			t.Fatal(err)
+		}
+		signatures = append(signatures, signature)
+	}
+	envelope, err := configtx.NewEnvelope(update, signatures...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := by[0].SignEnvelope(envelope); err != nil {
+		t.Fatal(err)
+	}
+	return envelope
+}
+
 func TestConfigurationUpdateOfFabricsLibrary(t *testing.T) {
 	network := start(t)
 	channel := network.channel(t)
+	to := network.broadcaster(t)
 	orderers := filepath.Join(network.directory, "organizations", "ordererOrganizations", "example.com")
-	const name = "orderer.example.com"
-	connection := connect(t, network.orderer, filepath.Join(orderers, "orderers", name), name)
-	to := orderer.NewAtomicBroadcastClient(connection)
 	admin := signer(t, "OrdererMSP", filepath.Join(orderers, "users", "Admin@example.com", "msp"))
-	organization := filepath.Join(network.directory, "organizations", "peerOrganizations", "org1.example.com")
-	stranger := signer(t, "Org1MSP", filepath.Join(organization, "users", "Admin@org1.example.com", "msp"))
+	stranger := network.admin(t, 1)
 
 	before := configuration(t, channel)
 	changed := configtx.New(before)
@@ -93,25 +127,11 @@ func TestConfigurationUpdateOfFabricsLibrary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	signed := func(by configtx.SigningIdentity) *common.Envelope {
-		signature, err := by.CreateConfigSignature(update)
-		if err != nil {
-			t.Fatal(err)
-		}
-		envelope, err := configtx.NewEnvelope(update, signature)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := by.SignEnvelope(envelope); err != nil {
-			t.Fatal(err)
-		}
-		return envelope
-	}
-	refused := broadcast(t, to, signed(stranger))
+	refused := broadcast(t, to, signedUpdate(t, update, stranger))
 	if refused.Status != common.Status_BAD_REQUEST || !strings.Contains(refused.Info, "/Channel/Orderer/BatchSize") {
 		t.Fatalf("a change by an administrator of another organisation gave %v", refused)
 	}
-	if taken := broadcast(t, to, signed(admin)); taken.Status != common.Status_SUCCESS {
+	if taken := broadcast(t, to, signedUpdate(t, update, admin)); taken.Status != common.Status_SUCCESS {
 		t.Fatalf("a change by the orderers' administrator gave %v", taken)
 	}
 	for deadline := time.Now().Add(followsWithin); ; time.Sleep(20 * time.Millisecond) {
@@ -126,5 +146,33 @@ func TestConfigurationUpdateOfFabricsLibrary(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("the peer is still at configuration %d", now.Sequence)
 		}
+	}
+}
+
+func TestEventsEndOnceTheirListenerMayNotListen(t *testing.T) {
+	network := start(t)
+	channel := network.channel(t)
+	ctx, cancel := context.WithTimeout(context.Background(), followsWithin)
+	defer cancel()
+	events, err := channel.ChaincodeEvents(ctx, "basic")
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := configtx.New(configuration(t, channel))
+	const admins = "/Channel/Application/Admins"
+	if err := changed.Application().SetACLs(map[string]string{"gateway/ChaincodeEvents": admins}); err != nil {
+		t.Fatal(err)
+	}
+	update, err := changed.ComputeMarshaledUpdate("mychannel")
+	if err != nil {
+		t.Fatal(err)
+	}
+	envelope := signedUpdate(t, update, network.admin(t, 1), network.admin(t, 2))
+	if taken := broadcast(t, network.broadcaster(t), envelope); taken.Status != common.Status_SUCCESS {
+		t.Fatalf("a change by two administrators gave %v", taken)
+	}
+	// The library closes its channel when the stream ends.
+	if event, isOpen := <-events; isOpen || ctx.Err() != nil {
+		t.Fatalf("the stream has not ended: %v, %v", event, ctx.Err())
 	}
 }

@@ -91,15 +91,15 @@ impl EventStream {
         if responder.start().is_err() {
             return GrpcStatus::ok();
         }
+        let denied = |reason: String| GrpcStatus::new(GrpcCode::PermissionDenied, reason);
         let mut committed = self.channel.committed();
+        let mut checked_under = channel.policies();
         loop {
-            let (next, policies) = (self.next, channel.policies());
+            let next = self.next;
             tokio::select! {
                 biased;
                 () = state.stop.cancelled() => return stopping_status(),
-                () = policies.denied(listener) => {
-                    return GrpcStatus::new(GrpcCode::PermissionDenied, identity::Error::Denied.to_string());
-                }
+                () = checked_under.denied(listener) => return denied(identity::Error::Denied.to_string()),
                 above = committed.wait_for(|height| *height > next) => {
                     if above.is_err() {
                         return stopping_status();
@@ -109,6 +109,16 @@ impl EventStream {
                     return GrpcStatus::new(GrpcCode::Unavailable, "the channel has stopped at this peer");
                 }
                 () = responder.gone() => return GrpcStatus::ok(),
+            }
+            let policies = channel.policies();
+            if !Arc::ptr_eq(&policies, &checked_under) {
+                // A new configuration may have revoked the listener, or closed the channel to it.
+                let may_listen =
+                    policies.identify(listener.serialized()).map(|known| policies.may_use(RESOURCE, &known));
+                if !may_listen.unwrap_or(false) {
+                    return denied(format!("the channel's configuration no longer lets the caller use {RESOURCE}"));
+                }
+                checked_under = policies;
             }
             let block = match self.channel.committed_block(self.next).await {
                 Ok(Some(block)) => block,
