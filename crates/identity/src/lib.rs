@@ -49,6 +49,7 @@
 //!
 //! * [`signer`]: a signing identity, which is a certificate and its private key; it signs as Fabric's clients and nodes
 //!   do.
+//! * [`statement`]: what a peer states about itself to other peers and to clients.
 //! * [`verifier`]: verification of signatures, one by one and in batches.
 //! * [`certificate`], [`key`], [`digest`]: X.509 certificates, public keys, SHA-256.
 //! * [`msp`]: an organisation's rules: authorities, revocations, organisational units, administrators.
@@ -79,6 +80,7 @@ pub mod policy;
 pub mod principal;
 pub mod revocation;
 pub mod signer;
+pub mod statement;
 mod thread_safety;
 pub mod verifier;
 

@@ -109,6 +109,18 @@ pub mod gateway {
     generated!("gateway.rs");
 }
 
+/// Discovery of a channel's peers, orderers and endorsers.
+#[allow(clippy::all, missing_docs)]
+pub mod discovery {
+    generated!("discovery.rs");
+}
+
+/// What a peer states about itself.
+#[allow(clippy::all, missing_docs)]
+pub mod gossip {
+    generated!("gossip.rs");
+}
+
 /// The chaincode `_lifecycle`.
 #[allow(clippy::all, missing_docs)]
 pub mod lifecycle {

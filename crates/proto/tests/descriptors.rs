@@ -66,6 +66,7 @@ fn services_and_methods_are_fabrics_and_our_own() {
     assert_eq!(
         found,
         [
+            "discovery.Discovery: Discover",
             "gateway.Gateway: Endorse Submit CommitStatus Evaluate ChaincodeEvents",
             "heddle.kv.KeyValues: Get Put Delete CompareAndSet Watch Status Exchange",
             "orderer.AtomicBroadcast: Broadcast Deliver",
