@@ -9,6 +9,7 @@ use block_transport::SourceAddresses;
 use contract::ContractRegistry;
 use identity::{SignatureVerifier, Signer};
 use ledger::{Block, ChannelConfig};
+use proto::discovery::Peer as Description;
 use proto::protos::{ProposalResponse, Response};
 use state::UpdateBatch;
 
@@ -245,6 +246,10 @@ impl Endorse for Peer {
 
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
         self.endorser.evaluate(signed_proposal).await
+    }
+
+    async fn describe(&self, channel: &str) -> Result<Description, EndorseError> {
+        self.endorser.describe(channel).await
     }
 }
 

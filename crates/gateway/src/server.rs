@@ -22,8 +22,9 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use crate::events::{ConnectionsAccepted, ConnectionsBroken, ConnectionsOpen, HandshakesFailed};
-use crate::grpc::Caller;
+use crate::grpc::client_certificate::AnyClientCertificate;
 use crate::grpc::connection::{self, ConnectionConfig, GrpcService};
+use crate::grpc::{Caller, ClientTls};
 
 /// Bytes of one connection's read buffer, and of its write buffer.
 const IO_BUFFER_BYTES: usize = 32 << 10;
@@ -92,7 +93,8 @@ impl ServerTlsError {
     }
 }
 
-/// TLS with this certificate chain and PKCS#8 key, both in PEM; HTTP/2 only, no client certificates.
+/// TLS with this certificate chain and PKCS#8 key, both in PEM; HTTP/2 only. A client may present any certificate
+/// ([`ClientTls`]).
 ///
 /// # Errors
 /// If the PEM cannot be read or the key does not match the certificate.
@@ -104,10 +106,10 @@ pub fn tls(certificate_pem: &[u8], key_pem: &[u8]) -> Result<Arc<rustls::ServerC
         .map_err(|pem| error(pem.to_string()))?;
     let key = PrivateKeyDer::from_pem_slice(key_pem).map_err(|pem| error(pem.to_string()))?;
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+    let mut config = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(|tls| error(tls.to_string()))?
-        .with_no_client_auth()
+        .with_client_cert_verifier(Arc::new(AnyClientCertificate::new(&provider)))
         .with_single_cert(chain, key)
         .map_err(|tls| error(tls.to_string()))?;
     config.alpn_protocols = vec![b"h2".to_vec()];
@@ -191,6 +193,7 @@ impl<S: GrpcService> ServedConnection<S> {
                 if let Some([certificate, ..]) = stream.get_ref().1.peer_certificates() {
                     self.caller.certified(certificate);
                 }
+                self.caller.set_tls(ClientTls::of(stream.get_ref().1.peer_certificates()));
                 self.serve(stream).await;
             }
             Some(Ok(Err(error))) => {

@@ -55,7 +55,7 @@ fn peak(work: impl FnOnce()) -> isize {
 /// For the texts of errors, and for a request that contains none of the bytes that its reader needs.
 const SLACK: isize = 8 << 10;
 
-const PEER: [PeerMethod; 11] = [
+const PEER: [PeerMethod; 12] = [
     PeerMethod::Evaluate,
     PeerMethod::Endorse,
     PeerMethod::Submit,
@@ -65,6 +65,7 @@ const PEER: [PeerMethod; 11] = [
     PeerMethod::Deliver,
     PeerMethod::DeliverFiltered,
     PeerMethod::DeliverWithPrivateData,
+    PeerMethod::Discover,
     PeerMethod::HealthCheck,
     PeerMethod::HealthWatch,
 ];

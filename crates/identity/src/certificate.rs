@@ -529,7 +529,7 @@ fn absent(parameters: Option<&Any<'_>>) -> bool {
 }
 
 /// A PEM block as Fabric's tools write it.
-pub(crate) fn to_pem(label: &str, contents: &[u8]) -> String {
+pub fn to_pem(label: &str, contents: &[u8]) -> String {
     let config = ::pem::EncodeConfig::new().set_line_ending(::pem::LineEnding::LF);
     ::pem::encode_config(&::pem::Pem::new(label, contents), config)
 }

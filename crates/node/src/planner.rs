@@ -489,6 +489,11 @@ impl Planner<'_> {
             address: at.compute[organization][node].clone(),
             others_address: at.others[organization][node].clone(),
             others: self.others(organization, at),
+            client_address: format!(
+                "{}:{}",
+                self.network.organizations()[organization].host,
+                at.gateways[organization].port()
+            ),
             orderers: at.blocks.clone(),
             organizations: config.network.organizations.clone(),
             gateways: [(format!("gateway-{name}"), secrets.gateways[organization].clone())].into(),

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use base::{Bytes, Epoch, ErrorKind};
 use identity::SignatureVerifier;
 use ledger::ChannelConfig;
+use proto::discovery::Peer as Description;
 use proto::protos::{ProposalResponse, Response};
 use replica::failover;
 use replica::failover::{ActiveRole, ComputeNodeConfig, ComputeRole, FailoverSample, PeerAddresses, ServingRole};
@@ -206,5 +207,9 @@ impl Endorse for ComputeNode {
 
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
         self.endorser.evaluate(signed_proposal).await.map_err(|error| self.unavailable(error))
+    }
+
+    async fn describe(&self, channel: &str) -> Result<Description, EndorseError> {
+        self.endorser.describe(channel).await.map_err(|error| self.unavailable(error))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,6 +13,7 @@ use identity::{Identity, Signer};
 use ledger::lifecycle::LIFECYCLE;
 use ledger::rwset::{PrivateSet, ReadWriteSet};
 use prost::Message as _;
+use proto::discovery::Peer;
 use proto::msp::SerializedIdentity;
 use proto::protos::{
     ChaincodeAction, ChaincodeEvent, ChaincodeId, ChaincodeInterest, Endorsement, ProposalResponse,
@@ -49,6 +51,13 @@ pub trait Endorse: Send + Sync {
     /// # Errors
     /// See [`EndorseError`].
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<WireResponse, EndorseError>;
+
+    /// What the peer states about itself, signed: who it is, where clients reach it and, in a channel, its height and the
+    /// contracts that it can run. An empty name stands for no channel.
+    ///
+    /// # Errors
+    /// See [`EndorseError`].
+    async fn describe(&self, channel: &str) -> Result<Peer, EndorseError>;
 }
 
 /// The settings of an endorser.
@@ -66,6 +75,8 @@ pub struct EndorserConfig {
     pub execution_max: Duration,
     /// How far a proposal's time may be from this peer's, either way.
     pub clock_window: Duration,
+    /// The address for the peer's clients, as it states it: `host:port`.
+    pub client_address: String,
 }
 
 impl Default for EndorserConfig {
@@ -77,19 +88,24 @@ impl Default for EndorserConfig {
             wait_max: Duration::from_secs(10),
             execution_max: Duration::from_secs(30),
             clock_window: Duration::from_secs(15 * 60),
+            client_address: String::new(),
         }
     }
 }
 
 /// The endorser of one peer.
 pub struct Endorser {
-    signer: Signer,
-    registry: ContractRegistry,
-    settings: EndorserConfig,
+    pub(super) signer: Signer,
+    pub(super) registry: ContractRegistry,
+    pub(super) settings: EndorserConfig,
     quotas: Arc<OrganizationQuotas>,
     turns: Arc<ExecutionTurns>,
-    channels: Arc<dyn EndorsingChannels>,
-    approvals: Arc<OwnApprovals>,
+    pub(super) channels: Arc<dyn EndorsingChannels>,
+    pub(super) approvals: Arc<OwnApprovals>,
+    /// When it started, in nanoseconds since 1970.
+    pub(super) started_ns: u64,
+    /// The number of its statements about itself.
+    pub(super) statements: AtomicU64,
 }
 
 /// A proposal that may run.
@@ -143,7 +159,8 @@ impl Endorser {
     ) -> Endorser {
         let turns = ExecutionTurns::new(settings.running_max);
         let shares = OrganizationQuotas::new(settings.concurrency_max, settings.bytes_max);
-        Endorser { signer, registry, settings, quotas: shares, turns, channels, approvals: Arc::default() }
+        let (approvals, started_ns, statements) = (Arc::default(), rt::wall_now().nanos(), AtomicU64::new(1));
+        Endorser { signer, registry, settings, quotas: shares, turns, channels, approvals, started_ns, statements }
     }
 
     /// See [`Endorse::process`].

@@ -19,6 +19,7 @@
 
 pub mod approval;
 mod channels;
+mod describe;
 mod endorser;
 mod error;
 pub mod lifecycle;

@@ -105,7 +105,7 @@ fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PeerRequest {
     /// The request; `None` if the caller sent none that is known here.
-    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
     pub ask: Option<Ask>,
 }
 
@@ -148,6 +148,10 @@ pub enum Ask {
     /// A reader's request for the private data of a block.
     #[prost(message, tag = "12")]
     PrivateBlock(PrivateBlock),
+    /// What the peer states about itself in the channel of this name, answered with a [`ResultResponse`] that holds an encoded
+    /// `discovery.Peer`.
+    #[prost(string, tag = "13")]
+    Describe(String),
 }
 
 /// The first message of a link.

@@ -10,6 +10,7 @@ use base::rt::net::rpc::RpcClient;
 use base::rt::{self, Backoff, CancellationToken, net};
 use base::{Bytes, ChannelId, ErrorKind};
 use ledger::{ChannelConfig, Hash};
+use proto::discovery::Peer;
 use proto::protos::{ProposalResponse, Response};
 use rules::access::ChannelPolicies;
 use rules::definitions::ContractDefinitions;
@@ -130,6 +131,10 @@ impl Endorse for RemotePeer {
 
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
         read(self.request_result(Ask::Evaluate(signed_proposal)).await?)
+    }
+
+    async fn describe(&self, channel: &str) -> Result<Peer, EndorseError> {
+        read(self.request_result(Ask::Describe(channel.to_owned())).await?)
     }
 }
 

@@ -135,6 +135,7 @@ impl<P: PeerView + Endorse + HostsChannels> PeerServer<P> {
             Ask::Evaluate(proposal) => {
                 endorsed(self.peer.evaluate(proposal).await.map(|response| response.encode_to_vec()))
             }
+            Ask::Describe(channel) => endorsed(self.peer.describe(&channel).await.map(|peer| peer.encode_to_vec())),
             Ask::PrivatePush(_) | Ask::PrivatePull(_) => {
                 Err(rejected("this request needs the name of its link".to_owned()))
             }

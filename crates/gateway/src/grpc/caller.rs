@@ -28,6 +28,7 @@ use tokio::time::Instant;
 
 use super::status::{GrpcCode, GrpcStatus};
 use crate::events::{CallsLingering, CallsReset};
+use crate::grpc::ClientTls;
 
 /// Bytes that a client may still send on an answered call; if it sends more, the call is reset.
 const LINGER_BYTES_MAX: usize = 32 << 10;
@@ -41,6 +42,8 @@ pub struct Caller {
     principal: OnceLock<Principal>,
     /// In DER.
     certificate: OnceLock<Bytes>,
+    /// Set once the handshake is over; not set without TLS.
+    tls: OnceLock<ClientTls>,
     /// Bytes of unfinished messages.
     unfinished_bytes: AtomicU64,
     /// Bytes of messages that have arrived since the connection began.
@@ -69,6 +72,7 @@ impl Caller {
             admitted,
             principal: OnceLock::new(),
             certificate: OnceLock::new(),
+            tls: OnceLock::new(),
             unfinished_bytes: AtomicU64::new(0),
             arrived_bytes: AtomicU64::new(0),
             member_bytes_max,
@@ -92,6 +96,16 @@ impl Caller {
     pub(crate) fn certified(&self, certificate: &[u8]) {
         // A connection has one handshake.
         let _ = self.certificate.set(Bytes::copy_from_slice(certificate));
+    }
+
+    /// What the client showed in the TLS handshake; `None` on a connection without TLS.
+    pub fn tls(&self) -> Option<&ClientTls> {
+        self.tls.get()
+    }
+
+    pub(crate) fn set_tls(&self, tls: ClientTls) {
+        // Set once: a connection has one handshake.
+        let _ = self.tls.set(tls);
     }
 
     /// Whether a call of this connection has proved its signer.

@@ -4,7 +4,8 @@
 //!    the answers of many calls leave in one write. A handler moves heavy work into a separate task.
 //! 2. [`call`] is one call at the server: its messages, its deadline, its answer.
 //! 3. [`client`] is the client's side of a connection.
-//! 4. [`message`] and [`status`] are the formats. [`caller`] is the server's view of a client. [`permits`] bounds the
+//! 4. [`message`] and [`status`] are the formats. [`caller`] is the server's view of a client,
+//!    and `client_certificate` of the certificate that it presents. [`permits`] bounds the
 //!    calls that a server works on.
 //!
 //! Left to others: what a method means (`service`), sockets and TLS (`server`).
@@ -12,6 +13,7 @@
 pub mod call;
 pub mod caller;
 pub mod client;
+pub(crate) mod client_certificate;
 pub mod connection;
 #[doc(hidden)]
 pub mod fuzz;
@@ -22,6 +24,7 @@ mod timeout;
 
 pub use call::{IncomingCall, Responder};
 pub use caller::Caller;
+pub use client_certificate::ClientTls;
 pub use connection::{ConnectionConfig, GrpcService};
 pub use message::MessageStream;
 pub use status::{GrpcCode, GrpcStatus};

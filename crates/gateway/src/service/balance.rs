@@ -18,6 +18,7 @@ use async_trait::async_trait;
 use base::{ErrorKind, rt};
 use bytes::Bytes;
 use chain::endorse::{Endorse, EndorseError};
+use proto::discovery::Peer;
 use proto::protos::{ProposalResponse, Response};
 
 use crate::events::{NodesPassedOver, ProposalsMoved};
@@ -148,6 +149,10 @@ impl Endorse for BalancedEndorser {
         };
         self.run(run).await
     }
+
+    async fn describe(&self, channel: &str) -> Result<Peer, EndorseError> {
+        self.run(|node: Arc<dyn Endorse>| async move { node.describe(channel).await }).await
+    }
 }
 
 #[cfg(test)]
@@ -185,6 +190,10 @@ mod tests {
     impl Endorse for Scripted {
         async fn process(&self, _: Bytes) -> Result<ProposalResponse, EndorseError> {
             Ok(ProposalResponse { response: Some(self.evaluate(Bytes::new()).await?), ..Default::default() })
+        }
+
+        async fn describe(&self, _: &str) -> Result<Peer, EndorseError> {
+            Err(EndorseError::Stopped)
         }
 
         async fn evaluate(&self, _: Bytes) -> Result<Response, EndorseError> {

@@ -7,6 +7,7 @@ use base::rt::CancellationToken;
 use chain::order::Orderer;
 
 use super::deliver::DeliverMethod;
+use super::discovery::PeerDirectory;
 use super::intake::TransactionIntake;
 use super::layout::EndorsementPlanCache;
 use super::method::{OrdererMethod, PeerMethod};
@@ -35,6 +36,7 @@ impl PeerService {
             places: PermitPool::new(&options.limits),
             intake: options.intake,
             plans: EndorsementPlanCache::default(),
+            directory: PeerDirectory::default(),
             stop: options.stop,
             turn: std::sync::atomic::AtomicUsize::new(0),
         }))
@@ -67,6 +69,7 @@ impl GrpcService for PeerService {
             "/protos.Deliver/Deliver" => PeerMethod::Deliver,
             "/protos.Deliver/DeliverFiltered" => PeerMethod::DeliverFiltered,
             "/protos.Deliver/DeliverWithPrivateData" => PeerMethod::DeliverWithPrivateData,
+            "/discovery.Discovery/Discover" => PeerMethod::Discover,
             super::health::CHECK => PeerMethod::HealthCheck,
             super::health::WATCH => PeerMethod::HealthWatch,
             _ => return None,
@@ -111,6 +114,9 @@ impl GrpcService for PeerService {
                 call.unary(|message| counted(super::commit_status::commit_status(state, caller, message))).await
             }
             PeerMethod::ProcessProposal => call.unary(|message| super::endorser::process(state, caller, message)).await,
+            PeerMethod::Discover => {
+                call.unary(|message| counted(super::discovery::discover(state, caller, message))).await
+            }
             PeerMethod::HealthCheck => call.unary(super::health::check).await,
             PeerMethod::HealthWatch => Box::pin(super::health::watch(call, &state.stop)).await,
             PeerMethod::ChaincodeEvents

@@ -71,6 +71,7 @@ fn requests(input: &[u8]) {
         PeerMethod::CommitStatus,
         PeerMethod::ChaincodeEvents,
         PeerMethod::Deliver,
+        PeerMethod::Discover,
         PeerMethod::HealthCheck,
     ] {
         let _ = untrusted(input, || method.read(bytes.clone()));

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use ledger::Transaction;
 
+use super::discovery::DiscoveryRequest;
 use super::proposal::ProposalRequest;
 use super::seek::SeekRequest;
 use super::submit::Submission;
@@ -29,6 +30,8 @@ pub enum PeerMethod {
     DeliverFiltered,
     /// `protos.Deliver/DeliverWithPrivateData`
     DeliverWithPrivateData,
+    /// `discovery.Discovery/Discover`
+    Discover,
     /// `grpc.health.v1.Health/Check`
     HealthCheck,
     /// `grpc.health.v1.Health/Watch`
@@ -64,6 +67,7 @@ impl PeerMethod {
             PeerMethod::Deliver | PeerMethod::DeliverFiltered | PeerMethod::DeliverWithPrivateData => {
                 SeekRequest::read(message)
             }
+            PeerMethod::Discover => DiscoveryRequest::read(&message).map(drop),
             PeerMethod::HealthCheck | PeerMethod::HealthWatch => super::health::read(message).map(drop),
         }
     }

@@ -1,6 +1,7 @@
 //! Fabric's services, on top of `chain`.
 //!
-//! 1. [`PeerService`]: the services of an organisation's port: `gateway.Gateway`, `protos.Deliver`, `protos.Endorser`.
+//! 1. [`PeerService`]: the services of an organisation's port: `gateway.Gateway`, `protos.Deliver`, `protos.Endorser`,
+//!    `discovery.Discovery`.
 //! 2. [`OrdererService`]: the service of an orderer's port: `orderer.AtomicBroadcast`.
 //! 3. Both answer `grpc.health.v1.Health`.
 //!
@@ -18,6 +19,7 @@ mod broadcast;
 mod caller_identity;
 mod commit_status;
 mod deliver;
+mod discovery;
 mod dispatch;
 mod endorse;
 mod endorser;

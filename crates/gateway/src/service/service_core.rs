@@ -10,6 +10,7 @@ use chain::order::{Broadcast, Orderer};
 use chain::view::{ChannelView, PeerView};
 use proto::gateway::ErrorDetail;
 
+use super::discovery::PeerDirectory;
 use super::intake::TransactionIntake;
 use super::layout::EndorsementPlanCache;
 use crate::grpc::permits::{CallLimits, PermitPool};
@@ -63,6 +64,8 @@ pub(crate) struct PeerServiceCore {
     pub(super) places: PermitPool,
     pub(super) intake: TransactionIntake,
     pub(super) plans: EndorsementPlanCache,
+    /// What the peers state about themselves.
+    pub(super) directory: PeerDirectory,
     pub(super) stop: CancellationToken,
     /// Spreads endorsements over equal layouts.
     pub(super) turn: std::sync::atomic::AtomicUsize,

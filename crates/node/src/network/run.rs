@@ -80,8 +80,13 @@ pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError>
     // Each peer gets to know the others once all have started.
     let members: Vec<Arc<MemberPeers>> = network.organizations.iter().map(|_| Arc::default()).collect();
     let opening = members.iter().enumerate().map(|(index, members)| {
-        let chaincodes = chaincodes[index].clone();
-        start_peer(&network, index, &sync, &blocks, members.clone(), chaincodes, shared.as_ref())
+        let port = ports::local(&gateway_listeners[index]).port();
+        let surroundings = PeerSurroundings {
+            client_address: format!("{}:{port}", network.organizations[index].host),
+            members: members.clone(),
+            chaincodes: chaincodes[index].clone(),
+        };
+        start_peer(&network, index, &sync, &blocks, surroundings, shared.as_ref())
     });
     let (storages, computes): (Vec<_>, Vec<_>) = try_join_all(opening).await?.into_iter().unzip();
     introduce(&network, &members, &computes);
@@ -399,17 +404,27 @@ async fn view(
     Ok(view)
 }
 
+/// What a peer has to do with others.
+struct PeerSurroundings {
+    /// The address that discovery tells to its clients.
+    client_address: String,
+    /// The peers of other organisations.
+    members: Arc<MemberPeers>,
+    /// The contracts outside of the process.
+    chaincodes: Arc<PeerChaincodes>,
+}
+
 /// Starts a peer, with its storage node in the disaggregated form.
 async fn start_peer(
     network: &Network,
     index: usize,
     sync: &GroupSync,
     orderers: &[String],
-    members: Arc<MemberPeers>,
-    chaincodes: Arc<PeerChaincodes>,
+    surroundings: PeerSurroundings,
     shared: Option<&SharedPools>,
 ) -> Result<(Option<StorageInstance>, Vec<Arc<ComputeInstance>>), NodeError> {
     let (config, organization) = (&network.config, &network.organizations[index]);
+    let PeerSurroundings { client_address, members, chaincodes } = surroundings;
     let data = open(network, &format!("peers/{}", organization.name)).await?;
     let registry = contracts::registry(config)?.with_services(chaincodes);
     let definitions = contracts::definitions(config, &registry)?;
@@ -422,7 +437,7 @@ async fn start_peer(
         genesis: &network.genesis,
         orderers: orderers.to_vec().into(),
         members,
-        settings: compute::peer_config(config),
+        settings: compute::peer_config(config, client_address),
     };
     let Some(shared) = shared else {
         let tables = storage::local_tables_config(&config.storage);

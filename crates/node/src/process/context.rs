@@ -258,7 +258,7 @@ impl RoleContext<'_> {
             registry,
             genesis: &self.genesis()?,
             orderers: sources.clone(),
-            settings: compute::peer_config(&config),
+            settings: compute::peer_config(&config, section.client_address.clone()),
         };
         let compute = match (&section.local, &section.pooled) {
             (Some(local), _) => ComputeInstance::monolithic(options, self.local(local).await?).await?,

@@ -200,6 +200,10 @@ pub struct ComputeFile {
     /// none, and their peers exchange no private data.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub others: BTreeMap<String, Vec<String>>,
+    /// The address of its organisation's gateway, `host:port`, which discovery tells to clients. Files of earlier releases have
+    /// none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub client_address: String,
     /// Addresses from which orderers stream blocks.
     pub orderers: Vec<String>,
     /// All organisations of the channel, for contracts whose policy is a word.

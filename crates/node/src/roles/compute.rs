@@ -30,6 +30,7 @@ use identity::Signer;
 use ledger::{Block, ChannelConfig};
 use pool::{AddressSpace, VerbCounts};
 use private_data::MemberPeers;
+use proto::discovery::Peer as Description;
 use proto::protos::{ProposalResponse, Response};
 use replica::failover::begin_epoch;
 use replica::offload::OffloadConfig;
@@ -101,9 +102,10 @@ enum NodeMode {
     PeerNodes(Box<ComputeNode>),
 }
 
-/// The peer's settings, from the configuration.
-pub(crate) fn peer_config(config: &HeddleConfig) -> PeerConfig {
+/// The peer's settings, from the configuration and the address of its organisation's port for clients.
+pub(crate) fn peer_config(config: &HeddleConfig, client_address: String) -> PeerConfig {
     let mut settings = PeerConfig::default();
+    settings.endorse.client_address = client_address;
     settings.endorse.concurrency_max = config.limits.proposals;
     settings.commit.persist_interval_blocks = config.storage.savepoint_blocks;
     settings.commit.replay_blocks_max = 2 * config.storage.savepoint_blocks;
@@ -538,6 +540,13 @@ impl Endorse for ComputeInstance {
             NodeMode::PeerNodes(node) => node.evaluate(signed_proposal).await,
         }
     }
+
+    async fn describe(&self, channel: &str) -> Result<Description, EndorseError> {
+        match &self.node {
+            NodeMode::SingleNode { peer, .. } => peer.describe(channel).await,
+            NodeMode::PeerNodes(node) => node.describe(channel).await,
+        }
+    }
 }
 
 impl metrics::MonitoredPart for ComputeInstance {
@@ -563,9 +572,9 @@ mod tests {
     #[test]
     fn savepoints_are_as_far_apart_as_the_configuration_says() {
         let mut config = HeddleConfig::default();
-        assert_eq!(peer_config(&config).commit.persist_interval_blocks, 32);
+        assert_eq!(peer_config(&config, String::new()).commit.persist_interval_blocks, 32);
         config.storage.savepoint_blocks = 7;
-        let commit = peer_config(&config).commit;
+        let commit = peer_config(&config, String::new()).commit;
         assert_eq!((commit.persist_interval_blocks, commit.replay_blocks_max), (7, 14));
     }
 }

@@ -37,6 +37,10 @@ impl Endorse for Starting {
         Err(EndorseError::Stopped)
     }
 
+    async fn describe(&self, _channel: &str) -> Result<proto::discovery::Peer, EndorseError> {
+        Err(EndorseError::Stopped)
+    }
+
     async fn evaluate(&self, _signed_proposal: Bytes) -> Result<Response, EndorseError> {
         Err(EndorseError::Stopped)
     }

@@ -48,6 +48,14 @@ impl Endorse for Does {
         })
     }
 
+    fn describe<'a, 'b, 'c>(&'a self, _: &'b str) -> Answering<'c, proto::discovery::Peer>
+    where
+        'a: 'c,
+        'b: 'c,
+    {
+        Box::pin(async { Err(EndorseError::Stopped) })
+    }
+
     fn evaluate<'a, 'b>(&'a self, _: Bytes) -> Answering<'b, Response>
     where
         'a: 'b,
