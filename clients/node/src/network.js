@@ -18,12 +18,12 @@ export const channel = 'mychannel';
 const only = (folder) => readFileSync(join(folder, readdirSync(folder)[0]));
 
 export class Network {
-  static async start({ policy = 'any', settings = '' } = {}) {
+  static async start({ policy = 'any', orderer = 0, settings = '' } = {}) {
     const folder = mkdtempSync(join(tmpdir(), 'heddle-client-'));
     const config = join(folder, 'heddle.toml');
     writeFileSync(
       config,
-      `log = "warn"\n[network]\npolicy = "${policy}"\n[ports]\ngateway = 0\norderer = 0\nmetrics = 0\n${settings}`,
+      `log = "warn"\n[network]\npolicy = "${policy}"\n[ports]\ngateway = 0\norderer = ${orderer}\nmetrics = 0\n${settings}`,
     );
     const network = new Network(folder);
     network.directory = join(folder, 'network');
