@@ -5,7 +5,7 @@ import { readFileSync, readdirSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { after, before, test } from 'node:test';
-import { Gateway, Wallets } from 'fabric-network';
+import { DefaultEventHandlerStrategies, Gateway, Wallets } from 'fabric-network';
 import { Network, channel } from '../node/src/network.js';
 
 const only = (folder) => readFileSync(join(folder, readdirSync(folder)[0]), 'utf8');
@@ -42,7 +42,13 @@ before(async () => {
   delete profile.channels;
   profile.organizations = { org1: profile.organizations.org1 ?? profile.organizations.Org1 };
   gateway = new Gateway();
-  await gateway.connect(profile, { wallet, identity: 'user', discovery: { enabled: true, asLocalhost: true } });
+  await gateway.connect(profile, {
+    wallet,
+    identity: 'user',
+    discovery: { enabled: true, asLocalhost: true },
+    // The next transaction is endorsed at every peer, and this SDK does not repeat one for which a peer lags behind.
+    eventHandlerOptions: { strategy: DefaultEventHandlerStrategies.NETWORK_SCOPE_ALLFORTX },
+  });
   contract = (await gateway.getNetwork(channel)).getContract('basic');
 });
 

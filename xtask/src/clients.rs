@@ -1,6 +1,6 @@
-//! Runs unmodified Fabric clients against a real network: the gateway SDKs for Node and Go. The test of many calls on
-//! one connection also runs the SDK for Java. Nightly, Caliper loads a network. The tests in Go also run the commands of
-//! `docs/first-contract.md`.
+//! Runs unmodified Fabric clients against a real network: the gateway SDKs for Node and Go, and the older SDK
+//! `fabric-network`. The test of many calls on one connection also runs the SDK for Java. Nightly, Caliper loads a
+//! network. The tests in Go also run the commands of `docs/first-contract.md`.
 
 use std::ffi::OsStr;
 use std::process::Command;
@@ -56,7 +56,10 @@ pub fn caliper() -> Result<(), String> {
 
 fn check_node(heddle: &OsStr) -> Result<(), String> {
     prepare_node()?;
-    run(Command::new("npm").arg("test").current_dir("clients/node").env(HEDDLE, heddle))
+    run(Command::new("npm").arg("test").current_dir("clients/node").env(HEDDLE, heddle))?;
+    // The older SDK.
+    install_packages("clients/fabric-network")?;
+    run(Command::new("npm").arg("test").current_dir("clients/fabric-network").env(HEDDLE, heddle))
 }
 
 fn prepare_node() -> Result<(), String> {

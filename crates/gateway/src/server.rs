@@ -24,7 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::events::{ConnectionsAccepted, ConnectionsBroken, ConnectionsOpen, HandshakesFailed};
 use crate::grpc::client_certificate::AnyClientCertificate;
 use crate::grpc::connection::{self, ConnectionConfig, GrpcService};
-use crate::grpc::{Caller, ClientTls};
+use crate::grpc::{Caller, PresentedCertificate};
 
 /// Bytes of one connection's read buffer, and of its write buffer.
 const IO_BUFFER_BYTES: usize = 32 << 10;
@@ -94,7 +94,7 @@ impl ServerTlsError {
 }
 
 /// TLS with this certificate chain and PKCS#8 key, both in PEM; HTTP/2 only. A client may present any certificate
-/// ([`ClientTls`]).
+/// ([`PresentedCertificate`]).
 ///
 /// # Errors
 /// If the PEM cannot be read or the key does not match the certificate.
@@ -190,10 +190,7 @@ impl<S: GrpcService> ServedConnection<S> {
         let (stop, peer) = (self.stop.clone(), self.caller.peer());
         match stop.run_until_cancelled(tokio::time::timeout(timeout, acceptor.accept(socket))).await {
             Some(Ok(Ok(stream))) => {
-                if let Some([certificate, ..]) = stream.get_ref().1.peer_certificates() {
-                    self.caller.certified(certificate);
-                }
-                self.caller.set_tls(ClientTls::of(stream.get_ref().1.peer_certificates()));
+                self.caller.set_certificate(PresentedCertificate::of(stream.get_ref().1.peer_certificates()));
                 self.serve(stream).await;
             }
             Some(Ok(Err(error))) => {

@@ -27,7 +27,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
 use super::framing::framed;
 use crate::grpc::connection::GrpcService;
-use crate::grpc::{GrpcCode, GrpcStatus, IncomingCall, MessageStream, Responder};
+use crate::grpc::{GrpcCode, GrpcStatus, IncomingCall, MessageStream, PresentedCertificate, Responder};
 
 const REGISTER: &str = "/protos.ChaincodeSupport/Register";
 /// Messages between the call and the connection, each way.
@@ -71,7 +71,7 @@ impl GrpcService for ChaincodeListener {
         // The TLS handshake has verified the certificate.
         call.caller().authenticate(|| Principal::new("chaincodes", "chaincode"));
         let registrar = self.registrar.clone();
-        let certificate = call.caller().certificate().cloned();
+        let certificate = call.caller().certificate().and_then(PresentedCertificate::der).cloned();
         call.streaming(async |messages, responder| {
             let (to_peer, received) = bounded(STREAM_MESSAGES);
             let (to_chaincode, queued) = bounded(STREAM_MESSAGES);

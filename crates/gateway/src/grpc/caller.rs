@@ -22,13 +22,12 @@ use std::time::Duration;
 
 use base::admission::{AdmissionPermit, Principal, Reservation};
 use base::rt::CancellationToken;
-use bytes::Bytes;
 use h2::RecvStream;
 use tokio::time::Instant;
 
 use super::status::{GrpcCode, GrpcStatus};
 use crate::events::{CallsLingering, CallsReset};
-use crate::grpc::ClientTls;
+use crate::grpc::PresentedCertificate;
 
 /// Bytes that a client may still send on an answered call; if it sends more, the call is reset.
 const LINGER_BYTES_MAX: usize = 32 << 10;
@@ -40,10 +39,8 @@ pub struct Caller {
     peer: SocketAddr,
     admitted: AdmissionPermit,
     principal: OnceLock<Principal>,
-    /// In DER.
-    certificate: OnceLock<Bytes>,
     /// Set once the handshake is over; not set without TLS.
-    tls: OnceLock<ClientTls>,
+    certificate: OnceLock<PresentedCertificate>,
     /// Bytes of unfinished messages.
     unfinished_bytes: AtomicU64,
     /// Bytes of messages that have arrived since the connection began.
@@ -72,7 +69,6 @@ impl Caller {
             admitted,
             principal: OnceLock::new(),
             certificate: OnceLock::new(),
-            tls: OnceLock::new(),
             unfinished_bytes: AtomicU64::new(0),
             arrived_bytes: AtomicU64::new(0),
             member_bytes_max,
@@ -87,25 +83,14 @@ impl Caller {
         self.peer
     }
 
-    /// The certificate, in DER, that the client has proved in the TLS handshake; `None` if the port asks for none.
-    pub fn certificate(&self) -> Option<&Bytes> {
+    /// What the client presented in the TLS handshake; `None` on a connection without TLS.
+    pub fn certificate(&self) -> Option<&PresentedCertificate> {
         self.certificate.get()
     }
 
-    /// Keeps the certificate that the TLS handshake has verified.
-    pub(crate) fn certified(&self, certificate: &[u8]) {
-        // A connection has one handshake.
-        let _ = self.certificate.set(Bytes::copy_from_slice(certificate));
-    }
-
-    /// What the client showed in the TLS handshake; `None` on a connection without TLS.
-    pub fn tls(&self) -> Option<&ClientTls> {
-        self.tls.get()
-    }
-
-    pub(crate) fn set_tls(&self, tls: ClientTls) {
+    pub(crate) fn set_certificate(&self, certificate: PresentedCertificate) {
         // Set once: a connection has one handshake.
-        let _ = self.tls.set(tls);
+        let _ = self.certificate.set(certificate);
     }
 
     /// Whether a call of this connection has proved its signer.

@@ -7,8 +7,9 @@
 
 use std::fmt;
 
+use bytes::Bytes;
 use identity::certificate::to_pem;
-use identity::{Hash, sha256};
+use identity::sha256;
 use rustls::client::danger::HandshakeSignatureValid;
 use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -18,28 +19,26 @@ use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, Error, 
 /// The most bytes that a client's certificates may have, because a session that may be resumed keeps them.
 const CERTIFICATES_BYTES_MAX: usize = 16 << 10;
 
-/// What a client has shown in the TLS handshake.
-#[derive(Clone, Copy, Debug)]
-pub struct ClientTls {
-    /// SHA-256 of its certificate in DER and in PEM; `None` if it presented none.
-    hashes: Option<[Hash; 2]>,
-}
+/// The certificate that a client has presented in the TLS handshake, if it has presented one.
+#[derive(Clone, Debug)]
+pub struct PresentedCertificate(Option<Bytes>);
 
-impl ClientTls {
-    pub(crate) fn of(certificates: Option<&[CertificateDer<'_>]>) -> ClientTls {
+impl PresentedCertificate {
+    pub(crate) fn of(certificates: Option<&[CertificateDer<'_>]>) -> PresentedCertificate {
         let own = certificates.and_then(<[_]>::first);
-        ClientTls { hashes: own.map(|own| [sha256([&own[..]]), sha256([to_pem("CERTIFICATE", own).as_bytes()])]) }
+        PresentedCertificate(own.map(|own| Bytes::copy_from_slice(own)))
     }
 
-    /// Whether it presented a certificate.
-    pub fn has_certificate(&self) -> bool {
-        self.hashes.is_some()
+    /// The certificate in DER; `None` if the client has presented none.
+    pub fn der(&self) -> Option<&Bytes> {
+        self.0.as_ref()
     }
 
     /// Whether a request with this hash comes from the client: it is the hash of its certificate in DER, as SDKs send it, or in
     /// PEM, as Fabric's command `discover` does.
     pub fn is_named_by(&self, hash: &[u8]) -> bool {
-        self.hashes.iter().flatten().any(|own| own[..] == *hash)
+        let own = |der: &Bytes| [sha256([&der[..]]), sha256([to_pem("CERTIFICATE", der).as_bytes()])];
+        self.der().is_some_and(|der| own(der).iter().any(|own| own[..] == *hash))
     }
 }
 

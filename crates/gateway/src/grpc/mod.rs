@@ -24,7 +24,7 @@ mod timeout;
 
 pub use call::{IncomingCall, Responder};
 pub use caller::Caller;
-pub use client_certificate::ClientTls;
+pub use client_certificate::PresentedCertificate;
 pub use connection::{ConnectionConfig, GrpcService};
 pub use message::MessageStream;
 pub use status::{GrpcCode, GrpcStatus};

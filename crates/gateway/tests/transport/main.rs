@@ -11,11 +11,12 @@ use std::time::Duration;
 use base::admission::Principal;
 use base::rt::CancellationToken;
 use bytes::{BufMut as _, Bytes, BytesMut};
-use gateway::grpc::client::{ClientTls, ConnectTarget, GrpcConnection};
+use gateway::grpc::client::{ClientIdentity, ClientTls, ConnectTarget, GrpcConnection};
 use gateway::grpc::connection::{ConnectionConfig, GrpcService};
 use gateway::grpc::message::{PREFIX_BYTES, frame, put_prefix};
 use gateway::grpc::{GrpcCode, GrpcStatus, IncomingCall};
 use gateway::server::{self, PortLimits};
+use prost::Message as _;
 use proto::common::Envelope;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -33,6 +34,8 @@ enum Method {
     Refuse,
     /// As `Once`, and authenticates the caller.
     Prove,
+    /// As `Once`, if the payload is the hash of the certificate that the client presented.
+    Certified,
 }
 
 impl GrpcService for Echo {
@@ -45,6 +48,7 @@ impl GrpcService for Echo {
             "/echo/Stream" => Method::Stream,
             "/echo/Refuse" => Method::Refuse,
             "/echo/Prove" => Method::Prove,
+            "/echo/Certified" => Method::Certified,
             _ => return None,
         })
     }
@@ -55,6 +59,20 @@ impl GrpcService for Echo {
             Method::Prove => {
                 call.caller().authenticate(|| Principal::new("Org1MSP", "user1"));
                 call.unary(|message| async move { Ok(prefixed(&message)) }).await;
+            }
+            Method::Certified => {
+                let caller = call.caller().clone();
+                let work = |message: Bytes| async move {
+                    let named = Envelope::decode(message.clone()).expect("an envelope").payload;
+                    match caller.certificate() {
+                        Some(certificate) if certificate.is_named_by(&named) => Ok(prefixed(&message)),
+                        Some(certificate) if certificate.is_present() => {
+                            Err(GrpcStatus::invalid_argument("another one"))
+                        }
+                        _ => Err(GrpcStatus::invalid_argument("none")),
+                    }
+                };
+                call.unary(work).await;
             }
             Method::Forever => call.unary(|_| std::future::pending()).await,
             Method::Refuse => {
@@ -143,6 +161,32 @@ async fn echo(channel: &GrpcConnection, bytes: usize) {
     let request = envelope(bytes);
     let answer: Envelope = channel.unary("/echo/Once", &request, None).await.expect("an echo");
     assert_eq!(answer, request);
+}
+
+/// Fabric's SDKs name the certificate's DER in signed requests, and the command `discover` its PEM.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_names_the_certificate_that_its_client_presents() {
+    let server = Server::default().await;
+    let own = rcgen::generate_simple_self_signed(vec!["client".to_owned()]).expect("a certificate");
+    let (certificate_pem, key_pem) = (own.cert.pem().into_bytes(), own.signing_key.serialize_pem().into_bytes());
+    let pem = own.cert.pem().replace('\r', "");
+    let identity = ClientIdentity { certificate_pem, key_pem };
+    let ask = async |channel: &GrpcConnection, hash: [u8; 32]| {
+        let request = Envelope { payload: Bytes::copy_from_slice(&hash), signature: Bytes::new() };
+        let answer = channel.unary::<Envelope, Envelope>("/echo/Certified", &request, None).await;
+        answer.map(drop).map_err(|status| status.message)
+    };
+    let (der, pem) = (identity::sha256([&own.cert.der()[..]]), identity::sha256([pem.as_bytes()]));
+    let certified = GrpcConnection::connect_as(&server.target, Some(&identity), Duration::from_secs(10))
+        .await
+        .expect("a connection");
+    assert_eq!(ask(&certified, der).await, Ok(()));
+    assert_eq!(ask(&certified, pem).await, Ok(()));
+    assert_eq!(ask(&certified, [0; 32]).await, Err("another one".to_owned()));
+    let bare = server.channel().await;
+    assert_eq!(ask(&bare, der).await, Err("none".to_owned()));
+    drop((certified, bare));
+    server.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,7 @@
 //! describe itself, and how often it is asked. A stranger's request costs one verification for each query at most.
 //!
 //! A request cannot be replayed over TLS: it names the certificate of which its sender has the key
-//! ([`ClientTls`](crate::grpc::ClientTls)).
+//! ([`PresentedCertificate`](crate::grpc::PresentedCertificate)).
 
 mod answer;
 mod config;

@@ -82,8 +82,8 @@ impl DiscoveryRequest {
     /// # Errors
     /// `UNKNOWN`, as in Fabric.
     pub(super) fn check_tls(&self, caller: &Caller) -> Result<(), GrpcStatus> {
-        let Some(tls) = caller.tls() else { return Ok(()) };
-        let problem = match (tls.has_certificate(), tls.is_named_by(&self.tls_certificate_hash)) {
+        let Some(certificate) = caller.certificate() else { return Ok(()) };
+        let problem = match (certificate.der().is_some(), certificate.is_named_by(&self.tls_certificate_hash)) {
             (_, true) => return Ok(()),
             (false, false) => "client didn't send a TLS certificate",
             (true, false) => "client claimed TLS hash doesn't match computed TLS hash from gRPC stream",
@@ -140,5 +140,67 @@ fn check_interest(interest: &ChaincodeInterest) -> Result<(), String> {
     match calls.iter().any(|call| call.name.is_empty()) {
         true => Err("chaincode name in interest cannot be empty".to_owned()),
         false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proto::discovery::{AuthInfo, ChaincodeQuery, ConfigQuery, PeerMembershipQuery, Request, SignedRequest};
+    use proto::protos::ChaincodeCall;
+
+    use super::*;
+
+    fn read(request: &Request) -> Result<DiscoveryRequest, GrpcStatus> {
+        let (payload, signature) = (request.encode_to_vec().into(), Bytes::from_static(b"signature"));
+        DiscoveryRequest::read(&SignedRequest { payload, signature }.encode_to_vec().into())
+    }
+
+    fn request(queries: usize) -> Request {
+        let query = Query { channel: "ch".to_owned(), query: Some(Kind::ConfigQuery(ConfigQuery {})) };
+        let client_identity = Bytes::from_static(b"identity");
+        let authentication = Some(AuthInfo { client_identity, client_tls_cert_hash: Bytes::from_static(b"hash") });
+        Request { authentication, queries: vec![query; queries] }
+    }
+
+    #[test]
+    fn a_request_is_read_with_its_queries() {
+        let found = read(&request(2)).expect("it is sound");
+        assert_eq!((&found.identity[..], &found.tls_certificate_hash[..]), (&b"identity"[..], &b"hash"[..]));
+        let channels: Vec<&str> = found.queries.iter().map(|query| query.channel.as_str()).collect();
+        assert_eq!(channels, ["ch", "ch"]);
+        assert!(matches!(found.queries[0].decode(), Ok(Some(Kind::ConfigQuery(_)))));
+    }
+
+    #[test]
+    fn a_request_without_a_client_or_with_too_many_queries_is_refused() {
+        let code = |request: &Request| read(request).expect_err("it is refused").code;
+        assert_eq!(code(&Request { authentication: None, ..request(1) }), GrpcCode::Unknown);
+        assert_eq!(code(&Request { authentication: Some(AuthInfo::default()), ..request(1) }), GrpcCode::Unknown);
+        assert_eq!(code(&request(QUERIES_MAX + 1)), GrpcCode::InvalidArgument);
+        let long = Query { channel: "c".repeat(300), ..Query::default() };
+        assert_eq!(code(&Request { queries: vec![long], ..request(0) }), GrpcCode::InvalidArgument);
+    }
+
+    #[test]
+    fn interests_are_bounded_and_name_chaincodes() {
+        let named = |name: &str| ChaincodeCall { name: name.to_owned(), ..ChaincodeCall::default() };
+        let decode = |kind: Kind| {
+            let query = Query { channel: "ch".to_owned(), query: Some(kind) };
+            let read = QueryBytes::read(query.encode_to_vec().into()).expect("the channel is sound");
+            read.decode().map(drop)
+        };
+        let of = |calls: Vec<ChaincodeCall>, count: usize| {
+            let interest = ChaincodeInterest { chaincodes: calls };
+            decode(Kind::CcQuery(ChaincodeQuery { interests: vec![interest; count] }))
+        };
+        assert_eq!(of(vec![named("basic")], INTERESTS_MAX), Ok(()));
+        assert!(of(vec![named("basic")], INTERESTS_MAX + 1).is_err());
+        assert!(of(vec![named("basic"); PARTS_MAX + 1], 1).is_err());
+        let collections = ChaincodeCall { collection_names: vec!["c".to_owned(); PARTS_MAX + 1], ..named("basic") };
+        assert!(of(vec![collections], 1).is_err());
+        assert!(of(vec![named("")], 1).is_err() && of(vec![], 1).is_err() && of(vec![], 0).is_err());
+        let filter = Some(ChaincodeInterest { chaincodes: vec![named("")] });
+        assert!(decode(Kind::PeerQuery(PeerMembershipQuery { filter })).is_err());
+        assert_eq!(decode(Kind::PeerQuery(PeerMembershipQuery { filter: None })), Ok(()));
     }
 }
