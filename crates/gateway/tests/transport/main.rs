@@ -66,7 +66,7 @@ impl GrpcService for Echo {
                     let named = Envelope::decode(message.clone()).expect("an envelope").payload;
                     match caller.certificate() {
                         Some(certificate) if certificate.is_named_by(&named) => Ok(prefixed(&message)),
-                        Some(certificate) if certificate.is_present() => {
+                        Some(certificate) if certificate.der().is_some() => {
                             Err(GrpcStatus::invalid_argument("another one"))
                         }
                         _ => Err(GrpcStatus::invalid_argument("none")),

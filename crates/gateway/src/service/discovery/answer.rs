@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use chain::view::ChannelView;
+use identity::policy::LayoutBudget;
 use identity::statement::PeerDescription;
 use identity::{Identity, MemberRole};
 use proto::discovery::query::Query as Kind;
@@ -37,7 +38,8 @@ pub(in crate::service) async fn discover(
     request.check_tls(caller)?;
     let working = Arc::clone(state);
     let (response, client) = run_in_task(async move {
-        let mut answers = RequestAnswers { state: &working, request: &request, client: None };
+        let budget = LayoutBudget::default();
+        let mut answers = RequestAnswers { state: &working, request: &request, client: None, budget };
         let mut results = Vec::new();
         for query in &request.queries {
             let found = answers.answer(query).await;
@@ -58,6 +60,8 @@ struct RequestAnswers<'a> {
     request: &'a DiscoveryRequest,
     /// The client, once its signature was verified.
     client: Option<Arc<Identity>>,
+    /// How far the searches for layouts of all its queries may go.
+    budget: LayoutBudget,
 }
 
 impl RequestAnswers<'_> {
@@ -66,30 +70,34 @@ impl RequestAnswers<'_> {
         if query.channel.is_empty() {
             self.check_administrator()?;
             return match query.decode()? {
-                Some(Kind::LocalPeers(_)) => Ok(members(self.state.directory.peers(self.state, "").await.iter())),
+                Some(Kind::LocalPeers(_)) => {
+                    let policies: Vec<_> =
+                        self.state.peer.channels().iter().map(|channel| channel.policies()).collect();
+                    Ok(members(self.peers("", &policies).await.iter()))
+                }
                 _ => Err(unknown()),
             };
         }
         let channel = self.state.channel(&query.channel).ok_or(DENIED)?;
-        let policies = channel.policies();
+        let (policies, name) = (channel.policies(), query.channel.as_str());
         self.check_writer(&policies)?;
         match query.decode()?.ok_or_else(unknown)? {
             Kind::ConfigQuery(_) => config_result(policies.config()).map(Found::ConfigResult).map_err(|error| {
-                tracing::warn!(channel = query.channel, %error, "the channel's configuration cannot be shown");
-                format!("failed fetching config for channel {}", query.channel)
+                tracing::warn!(channel = name, %error, "the channel's configuration cannot be shown");
+                format!("failed fetching config for channel {name}")
             }),
             Kind::PeerQuery(query) => {
-                let peers = self.peers(&policies).await;
+                let peers = self.peers(name, std::slice::from_ref(&policies)).await;
                 let search = EndorserSearch { policies: &policies, peers: &peers };
                 let interest = query.filter.unwrap_or_default();
                 let found = search.able_peers(&interest)?;
                 Ok(members(found.into_iter()))
             }
             Kind::CcQuery(query) => {
-                let peers = self.peers(&policies).await;
+                let peers = self.peers(name, std::slice::from_ref(&policies)).await;
                 let search = EndorserSearch { policies: &policies, peers: &peers };
                 let descriptors = query.interests.iter().map(|interest| {
-                    search.descriptor(interest).map_err(|reason| {
+                    search.descriptor(interest, &mut self.budget).map_err(|reason| {
                         tracing::debug!(channel = %policies.channel(), reason, "no endorsers were found");
                         format!("failed constructing descriptor for {}", shown(interest))
                     })
@@ -100,8 +108,10 @@ impl RequestAnswers<'_> {
         }
     }
 
-    async fn peers(&self, policies: &ChannelPolicies) -> Arc<Vec<PeerDescription>> {
-        self.state.directory.peers(self.state, policies.channel().as_str()).await
+    async fn peers(&self, channel: &str, policies: &[Arc<ChannelPolicies>]) -> Arc<Vec<PeerDescription>> {
+        let endorsers = std::iter::once(&self.state.local).chain(&self.state.others);
+        let endorsers: Vec<_> = endorsers.map(|endorser| (&endorser.msp_id, &*endorser.endorse)).collect();
+        self.state.directory.peers(channel, policies, &endorsers).await
     }
 
     fn check_writer(&mut self, policies: &ChannelPolicies) -> Result<(), String> {

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use base::MspId;
 use base::rt::{self, Instant};
+use chain::endorse::Endorse;
 use futures_util::future::join_all;
 use identity::statement::PeerDescription;
 use rules::access::ChannelPolicies;
-
-use crate::service::{Endorser, PeerServiceCore};
 
 /// How long a description is used.
 const AGE_MAX: Duration = Duration::from_secs(1);
@@ -36,36 +36,41 @@ struct KnownPeers {
     pauses: BTreeMap<usize, Instant>,
 }
 
+/// A peer that can be asked, and the organisation that it must belong to.
+pub(super) type AskedPeer<'a> = (&'a MspId, &'a dyn Endorse);
+
 impl PeerDirectory {
-    /// The peers of a channel that this peer has joined, or all peers for an empty name.
-    pub(super) async fn peers(&self, state: &PeerServiceCore, channel: &str) -> Arc<Vec<PeerDescription>> {
+    /// The peers of a channel that this peer has joined, or all peers for an empty name. `policies` are those of the channel, or
+    /// of all channels. `endorsers` are always the same.
+    pub(super) async fn peers(
+        &self,
+        channel: &str,
+        policies: &[Arc<ChannelPolicies>],
+        endorsers: &[AskedPeer<'_>],
+    ) -> Arc<Vec<PeerDescription>> {
         // Only channels that the peer has joined get here, so there are as many entries at most.
         let known =
             self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(channel.to_owned()).or_default().clone();
         let mut known = known.lock().await;
         if known.asked.is_none_or(|asked| rt::now() >= asked + AGE_MAX) {
-            known.ask(state, channel).await;
+            known.ask(channel, policies, endorsers).await;
         }
         known.found.clone()
     }
 }
 
 impl KnownPeers {
-    async fn ask(&mut self, state: &PeerServiceCore, channel: &str) {
-        let policies: Vec<Arc<ChannelPolicies>> = match channel {
-            "" => state.peer.channels().iter().map(|channel| channel.policies()).collect(),
-            channel => state.channel(channel).iter().map(|channel| channel.policies()).collect(),
-        };
+    async fn ask(&mut self, channel: &str, policies: &[Arc<ChannelPolicies>], endorsers: &[AskedPeer<'_>]) {
         self.pauses.retain(|_, until| rt::now() < *until);
-        let endorsers = std::iter::once(&state.local).chain(&state.others).enumerate();
-        let asked: Vec<_> = endorsers.filter(|(place, _)| !self.pauses.contains_key(place)).collect();
-        let answers = join_all(asked.iter().map(|(_, endorser)| describe(endorser, channel, &policies))).await;
+        let asked: Vec<_> =
+            endorsers.iter().enumerate().filter(|(place, _)| !self.pauses.contains_key(place)).collect();
+        let answers = join_all(asked.iter().map(|(_, endorser)| describe(**endorser, channel, policies))).await;
         let mut found = Vec::new();
-        for ((place, endorser), answer) in asked.into_iter().zip(answers) {
+        for ((place, (organization, _)), answer) in asked.into_iter().zip(answers) {
             match answer {
                 Ok(description) => found.push(description),
                 Err(reason) => {
-                    tracing::debug!(organization = %endorser.msp_id, channel, reason, "a peer is left out");
+                    tracing::debug!(%organization, channel, reason, "a peer is left out");
                     self.pauses.insert(place, rt::now() + PAUSE);
                 }
             }
@@ -75,16 +80,16 @@ impl KnownPeers {
 }
 
 async fn describe(
-    endorser: &Endorser,
+    (organization, endorse): AskedPeer<'_>,
     channel: &str,
     policies: &[Arc<ChannelPolicies>],
 ) -> Result<PeerDescription, String> {
-    let answer = rt::timeout(ANSWER_MAX, endorser.endorse.describe(channel)).await;
+    let answer = rt::timeout(ANSWER_MAX, endorse.describe(channel)).await;
     let peer = answer.map_err(|_| "no answer in time".to_owned())?.map_err(|error| error.to_string())?;
     let mut reason = "no channel has this peer's organisation".to_owned();
     for policies in policies {
         match PeerDescription::read(peer.clone(), channel, policies.members()) {
-            Ok(description) if *description.identity.msp_id() != endorser.msp_id => {
+            Ok(description) if description.identity.msp_id() != organization => {
                 reason = format!("it is a peer of {}", description.identity.msp_id());
             }
             Ok(description) => match policies.check_served(&description.identity, rt::wall_now()) {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use base::MspId;
-use identity::policy::{ImplicitMeta, MetaRule, SignaturePolicy};
+use identity::policy::{ImplicitMeta, LayoutBudget, MetaRule, SignaturePolicy};
 use identity::statement::PeerDescription;
 use identity::{Identity, Policy};
 use ledger::lifecycle::LIFECYCLE;
@@ -41,18 +41,22 @@ impl<'a> EndorserSearch<'a> {
         Ok(able)
     }
 
-    /// The peers and layouts for an interest.
+    /// The peers and layouts for an interest. `budget` is that of the whole request.
     ///
     /// # Errors
     /// Why there are none.
-    pub(super) fn descriptor(&self, interest: &ChaincodeInterest) -> Result<EndorsementDescriptor, String> {
+    pub(super) fn descriptor(
+        &self,
+        interest: &ChaincodeInterest,
+        budget: &mut LayoutBudget,
+    ) -> Result<EndorsementDescriptor, String> {
         let able = self.able_peers(interest)?;
         let policies = self.required(interest)?;
         let peer_of = |msp: &MspId| able.iter().find(|peer| peer.identity.msp_id() == msp).copied();
         // All policies at once: of each organisation as many signers as the most demanding policy takes.
         let joined = Policy::ImplicitMeta(Arc::new(ImplicitMeta::new(MetaRule::All, policies.clone())));
         let mut layouts = Vec::new();
-        for layout in joined.layouts() {
+        for layout in joined.layouts_within(budget) {
             let needed = layout.iter().filter(|(_, count)| **count > 0);
             let chosen: Option<Vec<_>> = needed.map(|(msp, count)| peer_of(msp).filter(|_| *count == 1)).collect();
             let Some(chosen) = chosen else { continue };

@@ -7,8 +7,8 @@
 //! 4. [`directory`] asks each peer what it states about itself, and keeps the answers for a moment.
 //! 5. [`endorsers`] joins policies and peers into layouts: sets of peers whose endorsements satisfy the policies.
 //!
-//! Bounds: the number of queries of a request and of chaincodes and collections in them, the time that a peer has to
-//! describe itself, and how often it is asked. A stranger's request costs one verification for each query at most.
+//! Bounds: the number of queries of a request and of chaincodes and collections in them, the search for layouts, the time
+//! that a peer has to describe itself, and how often it is asked. A stranger's request costs one verification for each query at most.
 //!
 //! A request cannot be replayed over TLS: it names the certificate of which its sender has the key
 //! ([`PresentedCertificate`](crate::grpc::PresentedCertificate)).

@@ -1,3 +1,4 @@
+use identity::policy::LayoutBudget;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -105,7 +106,7 @@ impl TestChannel {
     /// The organisations of each layout, such as `1+2 1+3`, or why there is none.
     fn layouts(&self, calls: &[ChaincodeCall]) -> String {
         let interest = ChaincodeInterest { chaincodes: calls.to_vec() };
-        let descriptor = match self.search().descriptor(&interest) {
+        let descriptor = match self.search().descriptor(&interest, &mut LayoutBudget::default()) {
             Ok(descriptor) => descriptor,
             Err(reason) => return reason,
         };
