@@ -3,7 +3,6 @@
 use base::Bytes;
 use base::fuzz::{FuzzTarget, InputShape, authenticated, untrusted};
 use block_transport::protocol;
-use chain::endorse::proposal::Proposal;
 use chain::remote::PROTOCOL_VERSIONS;
 use chain::remote::messages::{
     self, Ask, BlockAt, BlockResponse, BroadcastEnvelope, CommitNotification, CommittedTx, Hello, PeerRequest,
@@ -11,6 +10,7 @@ use chain::remote::messages::{
 };
 use chain::validate::offload::{SignatureVerdicts, VerificationChunk};
 use chain::validate::verify::SignatureVerdict;
+use ledger::proposal::Proposal;
 use ledger::rwset::{ReadWriteSet, VisitedWrite, visit_writes};
 use ledger::transaction::Transaction;
 use ledger::wire::Span;
@@ -55,7 +55,7 @@ fn proposal(input: &[u8]) {
     let signed = protos::SignedProposal::decode(bytes).expect("accepted by us");
     assert_eq!((&parsed.bytes, &parsed.signature), (&signed.proposal_bytes, &signed.signature));
     let proposal = protos::Proposal::decode(signed.proposal_bytes).expect("accepted by us");
-    let _ = (parsed.check_form(), parsed.timestamp());
+    let _ = (parsed.check_form(), parsed.header.timestamp());
     // The payload is read only after the signature was checked.
     let Ok(invocation) = authenticated(input, || parsed.invocation()) else { return };
     let payload = protos::ChaincodeProposalPayload::decode(proposal.payload).expect("accepted by us");

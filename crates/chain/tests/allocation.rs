@@ -7,10 +7,10 @@
 
 use base::Bytes;
 use block_transport::protocol::DeliverResponse;
-use chain::endorse::proposal::Proposal;
 use chain::remote::messages::{self, CommitNotification, PeerRequest, ResultResponse, Welcome};
 use chain::validate::offload::{SignatureVerdicts, VerificationChunk};
 use ledger::Block;
+use ledger::proposal::Proposal;
 use ledger::rwset::{NAMESPACES_MAX, ReadWriteSet};
 use ledger::transaction::Transaction;
 use ledger::wire::put_bytes;

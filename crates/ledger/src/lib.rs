@@ -85,6 +85,7 @@ pub mod hash;
 pub mod lifecycle;
 pub mod materialize;
 pub mod namespace;
+pub mod proposal;
 pub mod rwset;
 pub mod transaction;
 pub mod verify;

@@ -6,7 +6,7 @@
 //! 1. [`Proposal::parse`] finds the headers, the name of the chaincode, the payload and the signature, all in place. A
 //!    failure here means that the bytes are no proposal at all.
 //! 2. [`Proposal::check_form`] checks type, epoch, nonce, creator and transaction id, and that a signature is present.
-//! 3. [`super::Endorser`], which has the channel, checks the creator's identity, signature and rights, and whether the
+//! 3. The endorser, which has the channel, checks the creator's identity, signature and rights, and whether the
 //!    transaction exists already.
 //! 4. [`Proposal::invocation`] reads the payload: it counts arguments and transient entries before it allocates memory for
 //!    them.
@@ -19,14 +19,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::hash::{Hash, sha256_of};
+use crate::transaction::TransactionHeader;
+use crate::wire::{Fields, Span, WireError, bytes_field_len, put_bytes_header, set_once};
 use base::{Bytes, TxId};
-use contract::Timestamp;
-use ledger::hash::{Hash, sha256_of};
-use ledger::transaction::TransactionHeader;
-use ledger::wire::{Fields, Span, WireError, bytes_field_len, put_bytes_header, set_once};
 use proto::common::HeaderType;
-
-use super::EndorseError;
 
 /// The largest number of arguments of one invocation.
 pub const ARGS_MAX: usize = 4096;
@@ -41,6 +38,17 @@ const ARG_BYTES: usize = size_of::<Bytes>();
 const TRANSIENT_BYTES: usize = 2 * (size_of::<String>() + size_of::<Bytes>()) + 32;
 /// The largest number of bytes of a name that an error repeats.
 const SHOWN_BYTES_MAX: usize = 128;
+
+/// Why bytes are not a proposal that may be run.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum ProposalError {
+    /// They are not a proposal.
+    #[error("{0}")]
+    Malformed(String),
+    /// Its format does not permit it.
+    #[error("error validating proposal: {0}")]
+    Invalid(String),
+}
 
 /// A proposal whose headers were read. All parts are slices of the received bytes.
 #[derive(Debug)]
@@ -75,20 +83,20 @@ impl Proposal {
     /// Reads an encoded `SignedProposal` as far as its headers.
     ///
     /// # Errors
-    /// [`EndorseError::Malformed`].
-    pub fn parse(signed_proposal: &Bytes) -> Result<Proposal, EndorseError> {
+    /// [`ProposalError::Malformed`].
+    pub fn parse(signed_proposal: &Bytes) -> Result<Proposal, ProposalError> {
         let (bytes, signature) = pair(signed_proposal).map_err(malformed("signed proposal"))?;
         let (bytes, signature) = (bytes.slice(signed_proposal), signature.slice(signed_proposal));
         let (header, payload) = pair(&bytes).map_err(malformed("proposal"))?;
         if header.is_empty() {
-            return Err(EndorseError::Malformed("the proposal has no header".to_owned()));
+            return Err(ProposalError::Malformed("the proposal has no header".to_owned()));
         }
         let header = TransactionHeader::parse(&header.slice(&bytes))
-            .map_err(|invalid| EndorseError::Malformed(invalid.reason.to_owned()))?;
+            .map_err(|invalid| ProposalError::Malformed(invalid.reason.to_owned()))?;
         match header.chaincode() {
             Ok(Some(chaincode)) if !chaincode.name.is_empty() => {}
-            Ok(_) => return Err(EndorseError::Malformed("the header names no chaincode".to_owned())),
-            Err(invalid) => return Err(EndorseError::Malformed(invalid.reason.to_owned())),
+            Ok(_) => return Err(ProposalError::Malformed("the header names no chaincode".to_owned())),
+            Err(invalid) => return Err(ProposalError::Malformed(invalid.reason.to_owned())),
         }
         Ok(Proposal { bytes, signature, header, payload })
     }
@@ -96,23 +104,18 @@ impl Proposal {
     /// Makes the checks that need no identity.
     ///
     /// # Errors
-    /// [`EndorseError::Invalid`].
-    pub fn check_form(&self) -> Result<(), EndorseError> {
+    /// [`ProposalError::Invalid`].
+    pub fn check_form(&self) -> Result<(), ProposalError> {
         let kind = self.header.kind();
         if kind != HeaderType::EndorserTransaction as i32 {
-            return Err(EndorseError::Invalid(format!("invalid header type {kind}")));
+            return Err(ProposalError::Invalid(format!("invalid header type {kind}")));
         }
-        self.header.check_form().map_err(|invalid| EndorseError::Invalid(invalid.reason.to_owned()))?;
-        self.header.check_tx_id().map_err(|invalid| EndorseError::Invalid(invalid.reason.to_owned()))?;
+        self.header.check_form().map_err(|invalid| ProposalError::Invalid(invalid.reason.to_owned()))?;
+        self.header.check_tx_id().map_err(|invalid| ProposalError::Invalid(invalid.reason.to_owned()))?;
         if self.signature.is_empty() {
-            return Err(EndorseError::Invalid("the proposal is not signed".to_owned()));
+            return Err(ProposalError::Invalid("the proposal is not signed".to_owned()));
         }
         Ok(())
-    }
-
-    /// The client's time, if it gave one.
-    pub fn timestamp(&self) -> Option<Timestamp> {
-        self.header.timestamp().map(|(seconds, nanos)| Timestamp { seconds, nanos })
     }
 
     /// The chaincode that is to run.
@@ -126,21 +129,21 @@ impl Proposal {
     /// Reads the invocation, for proposals whose signature was checked.
     ///
     /// # Errors
-    /// [`EndorseError::Malformed`], also for more arguments or transient entries than a proposal of this size may have.
-    pub fn invocation(&self) -> Result<Invocation, EndorseError> {
+    /// [`ProposalError::Malformed`], also for more arguments or transient entries than a proposal of this size may have.
+    pub fn invocation(&self) -> Result<Invocation, ProposalError> {
         let bytes = &self.bytes;
         let spec = inner(bytes, self.payload, INPUT).map_err(malformed("proposal payload"))?.unwrap_or_default();
         let input = inner(bytes, spec, CHAINCODE_SPEC)
             .and_then(|spec| spec.map_or(Ok(None), |spec| inner(bytes, spec, CHAINCODE_INPUT)))
             .map_err(malformed("chaincode invocation"))?
-            .ok_or_else(|| EndorseError::Malformed("the chaincode invocation has no input".to_owned()))?;
+            .ok_or_else(|| ProposalError::Malformed("the chaincode invocation has no input".to_owned()))?;
         // Counted before memory is allocated for any: two bytes of a message are enough for one of them.
         let args = count(bytes, input, ARG).map_err(malformed("chaincode input"))?;
         let transient = count(bytes, self.payload, TRANSIENT).map_err(malformed("proposal payload"))?;
         let bookkeeping = args.saturating_mul(ARG_BYTES).saturating_add(transient.saturating_mul(TRANSIENT_BYTES));
         let bookkeeping_max = bytes.len().saturating_mul(BOOKKEEPING_MAX);
         if args > ARGS_MAX || transient > TRANSIENT_MAX || bookkeeping > bookkeeping_max {
-            return Err(EndorseError::Malformed(format!(
+            return Err(ProposalError::Malformed(format!(
                 "the proposal has {args} arguments and {transient} transient entries in {} bytes; at most {ARGS_MAX} and \
                  {TRANSIENT_MAX} are taken, and fewer of a short proposal: pass many small values as one argument",
                 bytes.len()
@@ -259,6 +262,6 @@ fn proposal_hash(header: &TransactionHeader, input: &[u8]) -> Hash {
     sha256_of(&[header.channel_header(), header.signature_header(), &field, input])
 }
 
-fn malformed(what: &'static str) -> impl Fn(WireError) -> EndorseError {
-    move |cause| EndorseError::Malformed(format!("malformed {what}: {cause}"))
+fn malformed(what: &'static str) -> impl Fn(WireError) -> ProposalError {
+    move |cause| ProposalError::Malformed(format!("malformed {what}: {cause}"))
 }

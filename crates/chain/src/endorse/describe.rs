@@ -4,11 +4,12 @@ use std::sync::atomic::Ordering;
 
 use identity::statement::{PeerStatement, RunnableContract};
 use ledger::lifecycle::LIFECYCLE;
+use ledger::proposal::shown;
 use proto::discovery::Peer;
 
 use super::approval::ApprovalQuery;
 use super::endorser::{Endorser, unavailable};
-use super::{EndorseError, EndorsingChannel, proposal::shown};
+use super::{EndorseError, EndorsingChannel};
 
 impl Endorser {
     /// See [`Endorse::describe`](super::Endorse::describe).

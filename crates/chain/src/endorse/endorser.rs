@@ -11,6 +11,7 @@ use base::{Bytes, rt};
 use contract::{ContractRegistry, ContractResponse, StubError, Timestamp};
 use identity::{Identity, Signer};
 use ledger::lifecycle::LIFECYCLE;
+use ledger::proposal::{Invocation, Proposal, shown};
 use ledger::rwset::{PrivateSet, ReadWriteSet};
 use prost::Message as _;
 use proto::discovery::Peer;
@@ -28,7 +29,6 @@ use super::channels::{EndorsingChannel, EndorsingChannels};
 use super::error::EndorseError;
 use super::lifecycle::{LifecycleCall, LifecycleError, LifecycleState};
 use super::packages::PackageCall;
-use super::proposal::{Invocation, Proposal, shown};
 use super::quota::{OrganizationQuotas, QuotaPermit};
 use super::simulate::{ChannelRead, CrossChannelReads, Simulation, SimulationContext};
 use super::turns::ExecutionTurns;
@@ -211,8 +211,9 @@ impl Endorser {
                 return Err(EndorseError::Denied(policies.check_use(PROPOSE, &creator).err().unwrap_or_default()));
             }
         }
+        let (seconds, nanos) = proposal.header.timestamp().unwrap_or_default();
         Ok(AdmittedProposal {
-            timestamp: proposal.timestamp().unwrap_or_default(),
+            timestamp: Timestamp { seconds, nanos },
             invocation: proposal.invocation()?,
             signed_proposal: signed_proposal.clone(),
             channel,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use base::{ErrorKind, TxId};
 use contract::ContractResponse;
+use ledger::proposal::ProposalError;
 use proto::protos::{ProposalResponse, Response};
 
 /// Why a proposal did not run to an answer.
@@ -122,5 +123,14 @@ impl EndorseError {
         let response =
             || Response { status: ContractResponse::ERROR, message: self.to_string(), ..Response::default() };
         ran.then(|| ProposalResponse { response: Some(response()), ..ProposalResponse::default() })
+    }
+}
+
+impl From<ProposalError> for EndorseError {
+    fn from(error: ProposalError) -> EndorseError {
+        match error {
+            ProposalError::Malformed(reason) => EndorseError::Malformed(reason),
+            ProposalError::Invalid(reason) => EndorseError::Invalid(reason),
+        }
     }
 }

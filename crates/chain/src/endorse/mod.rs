@@ -2,7 +2,7 @@
 //!
 //! The steps of [`Endorser::process`], which are those of Fabric's endorser:
 //!
-//! 1. Read the proposal's headers ([`proposal`]) and find its channel.
+//! 1. Read the proposal's headers ([`ledger::proposal`]) and find its channel.
 //! 2. Check its timestamp, its format, and the membership, certificate expiry and signature of its creator. Up to here the
 //!    endorser neither waits nor keeps state, so an outsider costs only computation.
 //! 3. Take a permit from the quota of the creator's organisation ([`quota`]); if there is none, reject the proposal
@@ -24,7 +24,6 @@ mod endorser;
 mod error;
 pub mod lifecycle;
 pub mod packages;
-pub mod proposal;
 mod quota;
 pub mod simulate;
 pub mod system;

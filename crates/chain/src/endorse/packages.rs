@@ -99,7 +99,7 @@ impl PackageCall<'_> {
         let InstalledPackage { id, label } = found.ok_or_else(|| {
             PackageFailure::Failed(format!(
                 "could not find chaincode with package id '{}'",
-                super::proposal::shown(&package_id)
+                ledger::proposal::shown(&package_id)
             ))
         })?;
         let uses = self.uses().await?.remove(&id).unwrap_or_default();
@@ -143,7 +143,7 @@ async fn get(services: &dyn ContractServices, args: &Bytes) -> PackageAnswer<Get
         Some(package) => Ok(GetInstalledChaincodePackageResult { chaincode_install_package: package }),
         None => Err(PackageFailure::NotFound(format!(
             "could not load cc install package: chaincode install package '{}' not found",
-            super::proposal::shown(&package_id)
+            ledger::proposal::shown(&package_id)
         ))),
     }
 }
