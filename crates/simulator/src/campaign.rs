@@ -96,7 +96,7 @@ pub fn run_seeds(
 }
 
 /// Seeds within which a planted mistake must be caught.
-pub const MUTANT_SEEDS_MAX: u64 = 40;
+pub const MUTANT_SEEDS_MAX: u64 = 100;
 
 /// Runs a planted mistake under one seed after the other until one catches it.
 ///
