@@ -53,8 +53,20 @@ impl TestNetwork {
 
     /// An issuer of certificates of the first organisation.
     pub fn issuer(&self, terms: &CertificateTerms) -> IssuingOrganization {
-        let folder = self.folder.path().join("organizations/peerOrganizations/org1.example.com");
-        IssuingOrganization::read("Org1MSP", "org1.example.com", &folder, terms).expect("what the network wrote")
+        self.issuer_of(1, terms)
+    }
+
+    /// An issuer of certificates of the organisation `Org<number>`.
+    fn issuer_of(&self, number: usize, terms: &CertificateTerms) -> IssuingOrganization {
+        let domain = format!("org{number}.example.com");
+        let folder = self.folder.path().join("organizations/peerOrganizations").join(&domain);
+        IssuingOrganization::read(format!("Org{number}MSP"), &domain, &folder, terms).expect("what the network wrote")
+    }
+
+    /// A peer of the organisation `Org<number>`, which endorses whatever a test has it sign.
+    pub fn endorser(&self, number: usize) -> Signer {
+        let issuer = self.issuer_of(number, &CertificateTerms::starting_now(KeyKind::P256));
+        issuer.issue(MemberRole::Peer, "forger").expect("a certificate")
     }
 
     /// A user whose certificate has expired.

@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 
+mod answers;
 mod common;
 mod configuration;
 mod envelopes;

@@ -1,21 +1,15 @@
-//! Streams of commit statuses, events and blocks: their start, their end, and the clients that may read them.
+//! Streams of commit statuses, events and blocks: their start, their end, and the clients that may read them. The answers
+//! to bad requests for them are in [`answers`](super::answers).
 
 use std::time::Duration;
 
 use crate::common::{CHANNEL, TestNetwork, args, config};
 use base::Bytes;
-use gateway::client::{BlockView, GatewayClient, GrpcCode, GrpcConnection, GrpcStatus, StartPosition};
+use gateway::client::{BlockView, GatewayClient, GrpcCode, GrpcConnection, StartPosition};
 use identity::deny::{Denial, DeniedCertificate};
 use identity::issue::CertificateTerms;
 use identity::{DenyList, KeyKind};
-use prost::Message as _;
-use proto::common::{Envelope, Payload, Status as Answer};
-use proto::gateway::{
-    ChaincodeEventsRequest, CommitStatusRequest, CommitStatusResponse, SignedChaincodeEventsRequest,
-    SignedCommitStatusRequest,
-};
-use proto::orderer::seek_info::SeekBehavior;
-use proto::orderer::{SeekInfo, SeekPosition};
+use proto::common::Status as Answer;
 use proto::protos::deliver_response::Type;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -28,66 +22,6 @@ async fn create(client: &GatewayClient, id: &str) -> gateway::client::CommittedT
     let committed = committed.unwrap_or_else(|status| panic!("{status}"));
     assert!(committed.commit.is_valid(), "{committed:?}");
     committed
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_status_is_for_members_who_signed_the_request() {
-    let network = TestNetwork::start(&config(1)).await;
-    let client = network.client(0).await;
-    let committed = create(&client, "a").await;
-    let ask = async |signer: &identity::Signer, channel: &str, spoil: bool| {
-        let request = CommitStatusRequest {
-            transaction_id: committed.tx_id.clone(),
-            channel_id: channel.into(),
-            identity: signer.serialized().clone(),
-        };
-        let request = Bytes::from(request.encode_to_vec());
-        let signature = if spoil { signer.sign(b"other bytes") } else { signer.sign(&request) };
-        let request = SignedCommitStatusRequest { request, signature };
-        let answer: Result<CommitStatusResponse, GrpcStatus> =
-            client.connection().unary("/gateway.Gateway/CommitStatus", &request, None).await;
-        answer.map_err(|status| status.code)
-    };
-    let user = client.signer();
-    assert_eq!(ask(user, CHANNEL, false).await.map(|answer| answer.result), Ok(0));
-    assert_eq!(ask(&network.expired_user(), CHANNEL, false).await.map(|answer| answer.result), Ok(0));
-    assert_eq!(ask(user, CHANNEL, true).await.map(|_| ()), Err(GrpcCode::PermissionDenied));
-    assert_eq!(ask(&network.foreign_user(), CHANNEL, false).await.map(|_| ()), Err(GrpcCode::PermissionDenied));
-    assert_eq!(ask(user, "other", false).await.map(|_| ()), Err(GrpcCode::PermissionDenied));
-    let impatient = client.with_deadline(Some(Duration::from_millis(200)));
-    let status = impatient.commit_status(CHANNEL, "unknown").await.expect_err("no such transaction");
-    assert_eq!(status.code, GrpcCode::DeadlineExceeded);
-    network.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn events_are_for_members_who_signed_the_request() {
-    let network = TestNetwork::start(&config(1)).await;
-    let client = network.client(0).await;
-    let ask = async |signer: &identity::Signer, channel: &str, start: Option<SeekPosition>, spoil: bool| {
-        let request = ChaincodeEventsRequest {
-            channel_id: channel.into(),
-            chaincode_id: "events".into(),
-            identity: signer.serialized().clone(),
-            start_position: start,
-            ..Default::default()
-        };
-        let request = Bytes::from(request.encode_to_vec());
-        let signature = if spoil { signer.sign(b"other bytes") } else { signer.sign(&request) };
-        let (mut requests, mut responses) =
-            client.connection().open("/gateway.Gateway/ChaincodeEvents", None).await.expect("a stream");
-        requests.send(&SignedChaincodeEventsRequest { request, signature }).await.expect("an open stream");
-        responses.started().await.map_err(|status| status.code)
-    };
-    let user = client.signer();
-    assert_eq!(ask(user, CHANNEL, None, false).await, Ok(()));
-    assert_eq!(ask(&network.expired_user(), CHANNEL, None, false).await, Ok(()));
-    assert_eq!(ask(user, CHANNEL, None, true).await, Err(GrpcCode::PermissionDenied));
-    assert_eq!(ask(&network.foreign_user(), CHANNEL, None, false).await, Err(GrpcCode::PermissionDenied));
-    assert_eq!(ask(user, "other", None, false).await, Err(GrpcCode::PermissionDenied));
-    let newest = Some(StartPosition::Newest.position());
-    assert_eq!(ask(user, CHANNEL, newest, false).await, Err(GrpcCode::InvalidArgument));
-    network.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -158,78 +92,6 @@ async fn filtered_blocks_name_events_and_leave_their_payload_out() {
     let event = actions.chaincode_actions[0].chaincode_event.as_ref().expect("an event");
     assert_eq!((event.event_name.as_str(), event.payload.len()), ("CreateAsset", 0));
     assert_eq!(blocks.next().await, Ok(Some(Type::Status(Answer::Success as i32))));
-    network.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn requests_for_blocks_get_fabrics_statuses() {
-    let network = TestNetwork::start(&config(1)).await;
-    let client = network.client(0).await;
-    create(&client, "a").await;
-    let height =
-        network.running.peer(0).expect("a peer with one compute node").channel(CHANNEL).expect("a channel").height();
-    let seek = |start: StartPosition, stop: StartPosition| SeekInfo {
-        start: Some(start.position()),
-        stop: Some(stop.position()),
-        ..Default::default()
-    };
-    let good = seek(StartPosition::Oldest, StartPosition::Newest);
-    let of = async |signer: identity::Signer, channel: &str, seek: &SeekInfo| {
-        network.client_of(signer).await.seek_envelope(channel, seek)
-    };
-    let user = client.signer().clone();
-    let envelope = of(user.clone(), CHANNEL, &good).await;
-    let changed = |change: fn(&mut proto::common::ChannelHeader)| {
-        crate::common::altered(&envelope.payload, &user, |payload| {
-            let header = payload.header.as_mut().expect("a header");
-            let mut channel_header =
-                proto::common::ChannelHeader::decode(header.channel_header.clone()).expect("a channel header");
-            change(&mut channel_header);
-            header.channel_header = channel_header.encode_to_vec().into();
-        })
-    };
-    let fail_if_not_ready = SeekInfo {
-        behavior: SeekBehavior::FailIfNotReady as i32,
-        ..seek(StartPosition::Newest, StartPosition::Block(1 << 40))
-    };
-    let cases = [
-        ("random bytes", crate::common::signed(Bytes::from_static(b"\xff\xff"), &user), Answer::BadRequest),
-        ("no header", crate::common::signed(Payload::default().encode_to_vec().into(), &user), Answer::BadRequest),
-        ("no timestamp", changed(|header| header.timestamp = None), Answer::BadRequest),
-        (
-            "a timestamp an hour off",
-            changed(|header| header.timestamp.as_mut().expect("a time").seconds -= 3600),
-            Answer::BadRequest,
-        ),
-        ("no start", of(user.clone(), CHANNEL, &SeekInfo { start: None, ..good }).await, Answer::BadRequest),
-        ("no stop", of(user.clone(), CHANNEL, &SeekInfo { stop: None, ..good }).await, Answer::BadRequest),
-        (
-            "a stop before the start",
-            of(user.clone(), CHANNEL, &seek(StartPosition::Block(1), StartPosition::Block(0))).await,
-            Answer::BadRequest,
-        ),
-        ("an unknown channel", of(user.clone(), "other", &good).await, Answer::NotFound),
-        (
-            "a start beyond the next block",
-            of(user.clone(), CHANNEL, &seek(StartPosition::Block(height + 1), StartPosition::Block(height + 9))).await,
-            Answer::NotFound,
-        ),
-        ("no signature", Envelope { signature: Bytes::new(), ..envelope.clone() }, Answer::Forbidden),
-        ("another signature", Envelope { signature: user.sign(b"other"), ..envelope.clone() }, Answer::Forbidden),
-        ("a foreign authority", of(network.foreign_user(), CHANNEL, &good).await, Answer::Forbidden),
-        ("an expired certificate", of(network.expired_user(), CHANNEL, &good).await, Answer::Forbidden),
-    ];
-    for form in [BlockView::Full, BlockView::Filtered] {
-        for (case, envelope, expected) in &cases {
-            let mut blocks = client.deliver_envelope(envelope.clone(), form).await.expect("a stream");
-            assert_eq!(blocks.next().await, Ok(Some(Type::Status(*expected as i32))), "{case}");
-            assert_eq!(blocks.next().await, Ok(None), "{case}");
-        }
-        let envelope = of(user.clone(), CHANNEL, &fail_if_not_ready).await;
-        let mut blocks = client.deliver_envelope(envelope, form).await.expect("a stream");
-        assert!(matches!(blocks.next().await, Ok(Some(Type::Block(_) | Type::FilteredBlock(_)))));
-        assert_eq!(blocks.next().await, Ok(Some(Type::Status(Answer::NotFound as i32))));
-    }
     network.stop().await;
 }
 
