@@ -85,7 +85,7 @@ impl ChaincodeServices {
         ChaincodeServices { services: Vec::new() }
     }
 
-    /// Starts a service for each of so many organisations, and waits until all of them listen.
+    /// Starts one service per organisation, and waits until every service listens.
     ///
     /// # Errors
     /// A process cannot be started, ends, or does not listen in time; or `stop` is cancelled.

@@ -5,11 +5,11 @@
 //! 2. A service connects to its chaincode when it is called. A package without an address waits for the chaincode to
 //!    connect to the peer ([`gateway::chaincode::ChaincodeListener`]).
 //! 3. An installation writes the package durably, and then adds its service.
-//! 4. A compute node in a process of its own polls the folder ([`PeerChaincodes::watch`]): another compute node of the peer
-//!    may have installed a package there, or an operator may have copied one.
+//! 4. Where compute nodes run in separate processes, each polls the folder ([`PeerChaincodes::watch`]): another compute node
+//!    of the peer may have installed a package there, or an operator may have copied one.
 //!
-//! The compute nodes of a peer that run in one process share one set of packages and services. If they run in separate
-//! processes on one machine, they share the folder, and each has services of its own. On several machines they share nothing.
+//! The compute nodes of a peer that run in one process share packages and services. In separate processes on one machine,
+//! they share the folder, but not the services. On several machines they share nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

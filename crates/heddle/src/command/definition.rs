@@ -92,16 +92,16 @@ impl DefinitionChange<'_> {
 
     /// Which organisations have approved the definition; `None` if the ledger has one of this sequence already.
     async fn approvals(&self, admin: &Administrator) -> Result<Option<CheckCommitReadinessResult>, CommandError> {
-        let ContractDefinition { sequence, endorsement, validation, .. } = self.definition;
+        let definition = self.commit();
         let args = CheckCommitReadinessArgs {
-            sequence: *sequence,
-            name: self.name.to_owned(),
-            version: endorsement.version.clone(),
-            endorsement_plugin: endorsement.endorsement_plugin.clone(),
-            validation_plugin: validation.validation_plugin.clone(),
-            validation_parameter: validation.validation_parameter.clone(),
-            collections: self.collections(),
-            init_required: endorsement.init_required,
+            sequence: definition.sequence,
+            name: definition.name,
+            version: definition.version,
+            endorsement_plugin: definition.endorsement_plugin,
+            validation_plugin: definition.validation_plugin,
+            validation_parameter: definition.validation_parameter,
+            collections: definition.collections,
+            init_required: definition.init_required,
         };
         let args = [Bytes::from(args.encode_to_vec())];
         let proposal = admin.client.proposal(self.channel, LIFECYCLE, "CheckCommitReadiness", &args);
@@ -116,16 +116,16 @@ impl DefinitionChange<'_> {
     }
 
     fn approval(&self, package: Option<&String>) -> ApproveChaincodeDefinitionForMyOrgArgs {
-        let ContractDefinition { sequence, endorsement, validation, .. } = self.definition;
+        let definition = self.commit();
         ApproveChaincodeDefinitionForMyOrgArgs {
-            sequence: *sequence,
-            name: self.name.to_owned(),
-            version: endorsement.version.clone(),
-            endorsement_plugin: endorsement.endorsement_plugin.clone(),
-            validation_plugin: validation.validation_plugin.clone(),
-            validation_parameter: validation.validation_parameter.clone(),
-            collections: self.collections(),
-            init_required: endorsement.init_required,
+            sequence: definition.sequence,
+            name: definition.name,
+            version: definition.version,
+            endorsement_plugin: definition.endorsement_plugin,
+            validation_plugin: definition.validation_plugin,
+            validation_parameter: definition.validation_parameter,
+            collections: definition.collections,
+            init_required: definition.init_required,
             source: Some(source(package)),
         }
     }

@@ -33,7 +33,7 @@ pub async fn back(dir: &Path, killed: &Ready) {
     }
 }
 
-/// A role in a process of its own, killed when dropped.
+/// The process of one role. It is killed when this is dropped.
 pub struct Role {
     child: std::process::Child,
     folder: PathBuf,
