@@ -244,6 +244,9 @@ impl Mutant {
                     automatic_failover: true,
                     failover_timeout: patience,
                     spurious_failover_interval: whims_every,
+                    // So that it finds old values without its pool, where it is fenced.
+                    metadata_cache_bytes: 1 << 20,
+                    data_cache_bytes: 1 << 20,
                     ..pools
                 })
             }
