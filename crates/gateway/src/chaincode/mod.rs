@@ -5,11 +5,16 @@
 //!   chaincode as a service works.
 //! * [`ChaincodeListener`]: a chaincode calls `protos.ChaincodeSupport/Register` at a port of the peer.
 //!
+//! [`ChaincodeBridge`] joins a chaincode and a peer of which each connects to the other.
+//!
 //! What the messages mean is the matter of `contract::shim`.
 
+mod bridge;
 mod dial;
 mod framing;
 mod listen;
+mod socket_owner;
 
+pub use bridge::ChaincodeBridge;
 pub use dial::{ChaincodeDialer, DialConfig};
 pub use listen::{ChaincodeListener, ChaincodeRegistrar, tls_for_chaincodes};

@@ -13,7 +13,7 @@
 //! Invariants:
 //! * No task is spawned for a call.
 //! * The calls in progress are bounded by the number of streams that the client may open.
-//! * The service does not see a call before its first message has arrived.
+//! * The service does not see a call before its first message has arrived, unless the method says that it speaks first.
 //! * When the connection ends, its handlers are dropped.
 
 use std::future::{Future, poll_fn};
@@ -51,6 +51,12 @@ pub trait GrpcService: Clone + Send + Sync + 'static {
     /// Request messages of the method above this size are refused, in addition to the port's own bound.
     fn message_bytes_max(&self, _method: Self::Method) -> usize {
         usize::MAX
+    }
+
+    /// Whether the handler of the method sends first, and therefore runs before a message has arrived. Such a call may be
+    /// silent for any time.
+    fn speaks_first(&self, _method: Self::Method) -> bool {
+        false
     }
 
     /// Answers one call. Polled in the connection's task: keep each poll short, and spawn a task for heavy work.
@@ -192,7 +198,11 @@ where
                     (service.clone(), Arc::clone(&caller), settings.linger_time_max);
                 calls.push(async move {
                     if let Some((method, mut call)) = admitted {
-                        match call.wait_first_message().await {
+                        let waited = match service.speaks_first(method) {
+                            true => Ok(()),
+                            false => call.wait_first_message().await,
+                        };
+                        match waited {
                             Ok(()) => service.call(method, call).await,
                             Err(status) => call.reject(&status),
                         }
@@ -286,7 +296,8 @@ fn accept_call<S: GrpcService>(
     let authorization = request.headers().get(AUTHORIZATION).cloned();
     let message_bytes_max = settings.message_bytes_max.min(service.message_bytes_max(method));
     let begun = MessageStart { at: now, arrived: caller.arrived_bytes() };
-    let pace = ArrivalPace { pause_max: settings.message_pause_max, started: Some(begun) };
+    let started = (!service.speaks_first(method)).then_some(begun);
+    let pace = ArrivalPace { pause_max: settings.message_pause_max, started };
     let messages = MessageStream::requests(request.into_body(), message_bytes_max, Arc::clone(caller), pace);
     let call = IncomingCall {
         messages,

@@ -1,5 +1,6 @@
 //! Tests of the gRPC layer alone, with a service that sends each message back.
 
+mod bridge;
 mod chaincode;
 mod frames;
 mod raw;
@@ -31,6 +32,8 @@ enum Method {
     Once,
     Forever,
     Stream,
+    /// As `Stream`, after a first message of the server's own.
+    Greet,
     Refuse,
     /// As `Once`, and authenticates the caller.
     Prove,
@@ -46,11 +49,16 @@ impl GrpcService for Echo {
             "/echo/Once" => Method::Once,
             "/echo/Forever" => Method::Forever,
             "/echo/Stream" => Method::Stream,
+            "/echo/Greet" => Method::Greet,
             "/echo/Refuse" => Method::Refuse,
             "/echo/Prove" => Method::Prove,
             "/echo/Certified" => Method::Certified,
             _ => return None,
         })
+    }
+
+    fn speaks_first(&self, method: Method) -> bool {
+        matches!(method, Method::Greet)
     }
 
     async fn call(&self, method: Method, call: IncomingCall) {
@@ -81,8 +89,11 @@ impl GrpcService for Echo {
                 };
                 call.unary(refuse).await
             }
-            Method::Stream => {
+            Method::Stream | Method::Greet => {
                 call.streaming(async |messages, responder| {
+                    if matches!(method, Method::Greet) && responder.send(frame(&envelope(1))).await.is_err() {
+                        return GrpcStatus::ok();
+                    }
                     loop {
                         match messages.next().await {
                             Ok(Some(message)) => {
@@ -369,6 +380,24 @@ async fn a_stream_echoes_until_the_client_closes_it() {
     }
     requests.close();
     assert_eq!(responses.next::<Envelope>().await, Ok(None));
+    server.end().await;
+}
+
+/// A chaincode that listens registers before the peer that has called it says anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_method_that_speaks_first_is_called_without_a_message_and_waits_for_one_without_end() {
+    let settings = ConnectionConfig { message_pause_max: Duration::from_millis(50), ..ConnectionConfig::default() };
+    let server = Server::start(true, settings, PortLimits::default()).await;
+    let channel = server.channel().await;
+    let (mut requests, mut responses) = channel.open("/echo/Greet", None).await.expect("a stream");
+    assert_eq!(responses.next().await, Ok(Some(envelope(1))));
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    requests.send(&envelope(10)).await.expect("an open stream");
+    assert_eq!(responses.next().await, Ok(Some(envelope(10))));
+    // The rest of a message that has begun is not waited for.
+    requests.send_framed(frame(&envelope(10)).slice(..8)).await.expect("room in the window");
+    let status = responses.next::<Envelope>().await.expect_err("an error");
+    assert_eq!(status.code, GrpcCode::DeadlineExceeded);
     server.end().await;
 }
 
