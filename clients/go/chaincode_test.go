@@ -387,7 +387,7 @@ func runCommand(t *testing.T, network network, arguments ...string) func() {
 	return end
 }
 
-// Functions with which a test ends the chaincode in Go, and asks for its organisation.
+// Functions with which a test ends the chaincode in Go, and asks for its environment.
 const furtherFunctions = `package main
 
 import "os"
@@ -395,6 +395,8 @@ import "os"
 func (*Assets) Crash() { os.Exit(3) }
 
 func (*Assets) Organization() string { return os.Getenv("CORE_PEER_LOCALMSPID") }
+
+func (*Assets) MayListen() bool { return os.Getenv("CHAINCODE_SERVER_ADDRESS") != "" }
 `
 
 // Chaincodes that `heddle chaincode new` writes, run by `heddle chaincode run`.
@@ -435,6 +437,99 @@ func TestNewChaincodes(t *testing.T) {
 					return err
 				})
 			}
+			end()
+			if language == "typescript" {
+				// Fabric's program for Node.js runs it in either role.
+				end := runCommand(t, network, "--as", "client", folder)
+				eventually(t, func() error {
+					_, err := contract.SubmitTransaction("Put", "car", "Ada")
+					return err
+				})
+				end()
+			}
+		})
+	}
+}
+
+// The main function of a chaincode that can only connect to its peer.
+const shimStart = `package main
+
+import (
+	"log"
+
+	"github.com/hyperledger/fabric-chaincode-go/v2/shim"
+	"github.com/hyperledger/fabric-contract-api-go/v2/contractapi"
+)
+
+func main() {
+	chaincode, err := contractapi.NewChaincode(&Assets{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Fatal(shim.Start(chaincode))
+}
+`
+
+// The main function of a chaincode that listens if its environment names an address, and otherwise connects.
+const contractStart = `package main
+
+import (
+	"log"
+
+	"github.com/hyperledger/fabric-contract-api-go/v2/contractapi"
+)
+
+func main() {
+	chaincode, err := contractapi.NewChaincode(&Assets{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	log.Fatal(chaincode.Start())
+}
+`
+
+// Chaincodes that connect to their peer, run by `heddle chaincode run`.
+func TestNewChaincodesThatConnect(t *testing.T) {
+	network := start(t)
+	folder := filepath.Join(t.TempDir(), "assets")
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(folder, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if printed, err := exec.Command(program(), "chaincode", "new", "go", folder).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, printed)
+	}
+	write("further.go", furtherFunctions)
+	contract := network.channel(t).GetContract("assets")
+	for index, how := range []struct {
+		name, main, listens string
+		arguments           []string
+	}{
+		{"shim.Start", shimStart, "true", nil},
+		{"Start of the contract API", contractStart, "true", nil},
+		{"Start of the contract API as a client", contractStart, "false", []string{"--as", "client"}},
+	} {
+		t.Run(how.name, func(t *testing.T) {
+			write("main.go", how.main)
+			end := runCommand(t, network, append(how.arguments, folder)...)
+			owner := fmt.Sprintf("Ada %d", index)
+			eventually(t, func() error {
+				_, err := contract.SubmitTransaction("Put", "car", owner)
+				return err
+			})
+			expected := fmt.Sprintf(`{"id":"car","owner":%q}`, owner)
+			expect(t, "Get", evaluate(t, contract, "Get", "car"), expected)
+			expect(t, "Organization", evaluate(t, contract, "Organization"), "Org1MSP")
+			expect(t, "MayListen", evaluate(t, contract, "MayListen"), how.listens)
+			if _, err := contract.EvaluateTransaction("Crash"); err == nil {
+				t.Fatal("a chaincode answered after its end")
+			}
+			eventually(t, func() error {
+				_, err := contract.EvaluateTransaction("Get", "car")
+				return err
+			})
 			end()
 		})
 	}

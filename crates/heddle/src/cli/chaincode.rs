@@ -24,6 +24,9 @@ pub enum ChaincodeCommand {
 /// commit one with the next sequence. What is not named stays as it is, and if nothing changes the organisations only
 /// approve the new package.
 ///
+/// A chaincode may listen for peers, as a server of Fabric's shim does, or connect to its peer, as `shim.Start` in Go does.
+/// The command gives it the settings for both, and adapts to what it does first. With --as it gets those for one role only.
+///
 /// Then it keeps the chaincode running, and starts it again when it ends, until Ctrl-C. The chaincode's output is this
 /// command's. Start the command again after a change of the source: clients need not reconnect.
 ///
@@ -57,11 +60,20 @@ pub struct ChaincodeRunArguments {
     /// The first port of 127.0.0.1 at which it listens, one for each organisation; by default free ones
     #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
     pub port: u16,
+    /// Whether it listens for peers (server) or connects to its peer (client); by default found out at its start
+    #[arg(long = "as", value_name = "ROLE")]
+    pub role: Option<ChaincodeRole>,
     /// First start a network in DIR in the background, as `heddle up --detach` does, unless one runs there
     #[arg(long)]
     pub up: bool,
     #[command(flatten)]
     pub directory: DirectoryArguments,
+}
+
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ChaincodeRole {
+    Server,
+    Client,
 }
 
 /// Write a small chaincode with a test

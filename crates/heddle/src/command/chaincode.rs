@@ -4,10 +4,13 @@
 //! 1. Find the language, and build the chaincode with the language's tools ([`super::chaincode_build`]).
 //! 2. For each organisation, choose a port, and make a package of its address. The package's id is that with which the
 //!    chaincode registers.
-//! 3. Start a chaincode for each organisation ([`super::chaincode_process`]), and wait until all listen.
+//! 3. Start a chaincode for each organisation ([`super::chaincode_process`]), and wait until all can be called.
 //! 4. Install each package at the peer of its organisation. If the definition that is asked for is the ledger's, approve
 //!    the packages for it. Otherwise approve and commit the definition, as the contract's first or next one.
 //! 5. Keep the chaincodes running until a signal, and then end them.
+//!
+//! Peers connect to the address in a package. A chaincode that connects to its peer instead gets a bridge there
+//! ([`gateway::chaincode::ChaincodeBridge`]), so the network needs neither a port nor an authority for chaincodes.
 //!
 //! As in Fabric, no two organisations share a chaincode's process: a chaincode may ask which organisation it belongs to.
 
@@ -65,7 +68,7 @@ pub async fn run(arguments: &ChaincodeRunArguments) -> Result<(), CommandError> 
     };
     check_name(&name)?;
     let wanted = WantedDefinition::read(arguments)?;
-    let build = Build::find(&folder)?;
+    let build = Build::find(&folder, arguments.role)?;
     if arguments.up {
         start_network(dir)?;
     }
@@ -79,8 +82,9 @@ pub async fn run(arguments: &ChaincodeRunArguments) -> Result<(), CommandError> 
     let (mut chaincodes, mut packages) = (Vec::with_capacity(admins.len()), Vec::with_capacity(admins.len()));
     for (admin, address) in admins.iter().zip(addresses) {
         let package = OrganizationPackage::new(&label, address)?;
-        let place = ChaincodePlace { msp_id: admin.msp_id.clone(), address, package_id: package.id.clone() };
-        chaincodes.push(Chaincode::new(&build, &folder, place));
+        let place =
+            ChaincodePlace { msp_id: admin.msp_id.clone(), address, peer: None, package_id: package.id.clone() };
+        chaincodes.push(Chaincode::new(&build, &folder, place).await?);
         packages.push(package);
     }
     let deploying = async {
