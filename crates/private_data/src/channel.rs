@@ -20,8 +20,10 @@ use crate::values::PrivateValues;
 pub const SETS_MAX: usize = 256;
 /// Bytes of sets in one message.
 pub const SET_BYTES_MAX: usize = 32 << 20;
-/// Bytes of sets that an organisation may send until the peer next forgets old ones.
+/// Bytes of sets that an organisation may send in [`FORGET_PERIOD_BLOCKS`](crate::upkeep::FORGET_PERIOD_BLOCKS) blocks.
 pub const ORGANIZATION_BYTES_MAX: usize = 256 << 20;
+/// What a set counts beyond its own bytes, for its key and for the work that even an empty one makes.
+const SET_OVERHEAD_BYTES: usize = 256;
 /// The length of a transaction's id: a SHA-256 in hexadecimal.
 const TX_ID_BYTES: usize = 64;
 
@@ -32,7 +34,7 @@ pub struct PrivateChannel {
     pub(crate) own: MspId,
     pub(crate) store: PrivateStore,
     pub(crate) members: Arc<MemberPeers>,
-    /// Bytes of sets that each organisation has sent since old ones were last forgotten.
+    /// Bytes of sets that each organisation has sent in the present period.
     received: Mutex<BTreeMap<MspId, usize>>,
     /// Whether sets may be missing.
     pub(crate) has_missing: AtomicBool,
@@ -96,14 +98,15 @@ impl PrivateChannel {
         {
             let mut received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
             let received = received.entry(from.clone()).or_default();
-            if received.saturating_add(bytes) > ORGANIZATION_BYTES_MAX {
+            let counted = counted_bytes(sets);
+            if received.saturating_add(counted) > ORGANIZATION_BYTES_MAX {
                 return Err(Error::Member {
                     organization: from.clone(),
                     kind: ErrorKind::Retry,
                     reason: "too many of its sets wait for their transactions; send them again later".to_owned(),
                 });
             }
-            *received += bytes;
+            *received += counted;
         }
         self.store.stage(tx_id, height, sets, Some(from)).await
     }
@@ -189,11 +192,14 @@ impl PrivateChannel {
         blocks > 0 && at.version.block.saturating_add(blocks).saturating_add(1) < height
     }
 
-    /// Forgets sets that arrived below a height, and what each organisation has sent.
-    pub(crate) async fn forget_staged(&self, below: u64, height: u64) -> Result<(), Error> {
-        self.store.forget_staged(below, height).await?;
+    /// Forgets how much each organisation has sent.
+    pub(crate) fn forget_received(&self) {
         self.received.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        Ok(())
+    }
+
+    /// Whether sets of committed transactions may be missing.
+    pub(crate) fn may_lack_sets(&self) -> bool {
+        self.has_missing.load(Ordering::Acquire)
     }
 
     pub(crate) fn note_missing(&self) {
@@ -202,5 +208,22 @@ impl PrivateChannel {
 
     pub(crate) fn note_purges(&self) {
         self.has_purges.store(true, Ordering::Release);
+    }
+}
+
+/// What sets count towards the share of the organisation that sends them.
+fn counted_bytes(sets: &[PrivateSet]) -> usize {
+    sets.iter().map(|set| set.writes.len() + SET_OVERHEAD_BYTES).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only the bytes of sets counted, so that an organisation could send any number of empty ones.
+    #[test]
+    fn empty_sets_count_towards_what_an_organisation_may_send() {
+        let empty = PrivateSet { namespace: "vault".to_owned(), collection: "pair".to_owned(), writes: Bytes::new() };
+        assert_eq!(counted_bytes(&vec![empty; SETS_MAX]), SETS_MAX * SET_OVERHEAD_BYTES);
     }
 }

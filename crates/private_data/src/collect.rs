@@ -7,12 +7,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use base::{Bytes, MspId, TxId, Version, rt};
+use base::{BlockNumber, Bytes, MspId, TxId, Version, rt};
 use futures_util::future::join_all;
-use ledger::Hash;
 use ledger::hash::sha256;
 use ledger::rwset::{CollectionReadWriteSet, ReadWriteSet, private_writes, without_keys};
+use ledger::{Block, Hash, Transaction};
 use storage::PrivateRow;
+use storage::blocks::Blocks;
 
 use crate::channel::{PrivateChannel, SETS_MAX};
 use crate::members::SetDigest;
@@ -77,6 +78,25 @@ impl HashedSet {
         sets
     }
 
+    /// What a stored transaction says about a set; `None` if its block does not have it.
+    ///
+    /// # Errors
+    /// The block store's; if the block cannot be read.
+    pub(crate) async fn stored(at: &SetLocation, blocks: &dyn Blocks) -> Result<Option<HashedSet>, Error> {
+        let Some(bytes) = blocks.read(BlockNumber(at.version.block)).await? else { return Ok(None) };
+        let block = Block::parse(&bytes)?;
+        let position = at.version.tx as usize;
+        if position >= block.len() {
+            return Ok(None);
+        }
+        let sets = (|| {
+            let transaction = Transaction::decode(&block.envelope(position)).ok()?;
+            let results = transaction.action().ok()?.outcome(transaction.header()).ok()?.results();
+            let set = ReadWriteSet::decode(results).ok()?;
+            Some(HashedSet::of_transaction(&transaction.header().to_tx_id(), at.version, &set))
+        })();
+        Ok(sets.unwrap_or_default().into_iter().find(|set| set.digest.location == *at))
+    }
     /// The keys that a valid transaction purges, as rows.
     fn purges(&self) -> impl Iterator<Item = PrivateRow> {
         let SetLocation { contract, collection, version } = &self.digest.location;

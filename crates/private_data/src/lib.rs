@@ -14,8 +14,8 @@
 //! 3. **Reconcile.** In the background the peer asks for missing sets again, and adds them whenever they arrive ([`upkeep`]).
 //! 4. **Remove.** Data of a collection with `block_to_live` b that block n wrote are removed once block n + b + 1 is committed.
 //!    A purge removes all earlier values of a key from the committed values and sets, and finally from the disk. Peers of all
-//!    organisations note it, since they may become members and ask for earlier sets. It does not
-//!    reach transient sets: they are forgotten after a number of blocks, whether their transaction was ordered or not ([`upkeep`]).
+//!    organisations note it, since they may become members and ask for earlier sets ([`upkeep`]). Transient sets are removed
+//!    once their transaction is committed, or after a number of blocks if it was not ordered ([`settle`]).
 //!
 //! A value counts only if its hash is the one in the state at the reader's height. This has three consequences:
 //! * Values may be added, and removed, at any time and in any order. No step of the commit waits for another organisation longer
@@ -41,6 +41,7 @@ pub mod events;
 mod members;
 mod policies;
 pub mod rows;
+mod settle;
 pub mod store;
 pub mod upkeep;
 mod values;

@@ -16,7 +16,7 @@
 
 use std::ops::Range;
 
-use base::{Bytes, Version};
+use base::{Bytes, TxId, Version};
 use ledger::Hash;
 use ledger::namespace::MARKER;
 use storage::PrivateRow;
@@ -127,6 +127,30 @@ pub fn transient_prefix(tx_id: &str, contract: &str, collection: &str) -> Vec<u8
     [tx_id.as_bytes(), &[0], &collection_prefix(contract, collection)].concat()
 }
 
+/// What the key of a waiting set says about it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WaitingSet {
+    /// The transaction.
+    pub tx_id: TxId,
+    /// The contract.
+    pub contract: String,
+    /// Its collection.
+    pub collection: String,
+    /// The SHA-256 of the set.
+    pub hash: Hash,
+}
+
+impl WaitingSet {
+    /// The set that a key names, from any sender; `None` for bytes that are no such key.
+    pub fn of_key(key: &[u8]) -> Option<WaitingSet> {
+        let mut parts = key.splitn(4, |byte| *byte == 0);
+        let mut text = || Some(std::str::from_utf8(parts.next()?).ok()?.to_owned());
+        let (tx_id, contract, collection) = (text()?, text()?, text()?);
+        let (hash, _sender) = parts.next()?.split_first_chunk()?;
+        Some(WaitingSet { tx_id: TxId::new(tx_id), contract, collection, hash: *hash })
+    }
+}
+
 /// The smallest bytes above all that begin with a prefix, which ends in a zero byte.
 pub fn above(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
@@ -139,6 +163,11 @@ pub fn above(prefix: &[u8]) -> Vec<u8> {
 /// A row.
 pub fn row(namespace: &str, key: Bytes, version: Version, value: Option<Bytes>) -> PrivateRow {
     PrivateRow { namespace: namespace.to_owned(), key, version, value }
+}
+
+/// Removes the note of a set.
+pub(crate) fn removal(namespace: &str, at: &SetLocation) -> PrivateRow {
+    row(namespace, at.key(), Version::new(at.version.block, u32::MAX), None)
 }
 
 /// A row that carries all its information in its key and version.
@@ -175,5 +204,18 @@ mod tests {
     fn a_purge_is_found_again_in_its_key() {
         let key = purge_key("asset", "c", &[0; 32]);
         assert_eq!(purged(&key), Some(("asset".to_owned(), "c".to_owned(), vec![0; 32])));
+    }
+
+    #[test]
+    fn a_waiting_set_is_found_again_in_its_key() {
+        let hash = [0; 32];
+        for sender in ["", "Org1MSP"] {
+            let key = [&transient_key("ab", "asset", "c", &hash)[..], sender.as_bytes()].concat();
+            let (contract, collection) = ("asset".to_owned(), "c".to_owned());
+            let expected = WaitingSet { tx_id: TxId::new("ab"), contract, collection, hash };
+            assert_eq!(WaitingSet::of_key(&key), Some(expected), "{sender}");
+            assert_eq!(WaitingSet::of_key(&key[..key.len() - sender.len() - 1]), None);
+        }
+        assert_eq!(WaitingSet::of_key(b"ab\0asset\0c"), None);
     }
 }

@@ -13,7 +13,7 @@ use ledger::Hash;
 use ledger::hash::sha256;
 use ledger::rwset::{PrivateSet, private_writes, without_keys};
 use storage::node::RemotePrivateRows;
-use storage::tables::RangeQuery;
+use storage::tables::{RangeEntry, RangePage, RangeQuery};
 use storage::{PrivateRow, PrivateRows};
 
 use crate::Error;
@@ -24,6 +24,8 @@ use crate::values::{PrivatePage, PrivateValues};
 const NEWEST: BlockNumber = BlockNumber(u64::MAX);
 /// Rows that are read at once while many are looked through.
 pub const PAGE_ROWS: usize = 128;
+/// Waiting sets that are looked through at once: those that are removed share an fsync.
+pub const WAITING_ROWS: usize = 512;
 /// Different sets of one organisation that may wait for one transaction and collection: honest endorsers send equal ones.
 pub const VARIANTS_MAX: usize = 8;
 
@@ -150,29 +152,30 @@ impl PrivateStore {
         }
     }
 
-    /// Removes the waiting sets of transactions that arrived below a height; returns how many. They were never ordered, or are
-    /// committed.
+    /// Some waiting sets of all transactions, from a key on.
     ///
     /// # Errors
     /// The tables'.
-    pub async fn forget_staged(&self, below: u64, height: u64) -> Result<usize, Error> {
-        let (mut start, mut removed) = (Vec::new(), 0);
-        loop {
-            let page = self.transient.range(range(SETS, &start, &[], PAGE_ROWS)).await?;
-            let old = page.entries.iter().filter(|entry| entry.version.block < below);
-            let gone: Vec<PrivateRow> =
-                old.map(|entry| rows::row(SETS, entry.key.clone(), Version::new(height, u32::MAX), None)).collect();
-            removed += gone.len();
-            if !gone.is_empty() {
-                self.transient.write(gone).await?;
-            }
-            match page.next {
-                Some(next) => start = next.to_vec(),
-                None => break,
-            }
-        }
-        while removed > 0 && !self.transient.prune(BlockNumber(height)).await? {}
-        Ok(removed)
+    pub(crate) async fn waiting(&self, from: &[u8]) -> Result<RangePage, Error> {
+        self.checked(self.transient.range(range(SETS, from, &[], WAITING_ROWS)).await)
+    }
+
+    /// Removes waiting sets. Durable on return; their bytes leave the disk with [`PrivateStore::prune_waiting`].
+    ///
+    /// # Errors
+    /// The tables'.
+    pub(crate) async fn remove_waiting(&self, sets: Vec<RangeEntry>) -> Result<(), Error> {
+        // Just above the set, so that another one may be kept under the same key.
+        let removal = |set: RangeEntry| rows::row(SETS, set.key, Version::new(set.version.block, u32::MAX), None);
+        self.checked(self.transient.write(sets.into_iter().map(removal).collect()).await)
+    }
+
+    /// Lets the table of waiting sets drop all that were removed.
+    ///
+    /// # Errors
+    /// The tables'. A later call continues.
+    pub(crate) async fn prune_waiting(&self) -> Result<(), Error> {
+        self.checked(prune_whole(self.transient.as_ref(), NEWEST).await)
     }
 
     /// Writes rows of committed data. Durable on return.
@@ -228,6 +231,28 @@ impl PrivateStore {
         let page = self.committed.range(range(namespace, from, &[], PAGE_ROWS)).await?;
         let found = page.entries.iter().filter_map(|entry| SetLocation::of_key(&entry.key)).collect();
         Ok((found, page.next))
+    }
+
+    /// The sets of a collection in a block that are noted as missing.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub(crate) async fn missing_of(
+        &self,
+        contract: &str,
+        collection: &str,
+        block: u64,
+    ) -> Result<Vec<SetLocation>, Error> {
+        let (mut start, end) = SetLocation::range_of_blocks(contract, collection, block..block.saturating_add(1));
+        let mut found = Vec::new();
+        loop {
+            let page = self.checked(self.committed.range(range(MISSING, &start, &end, PAGE_ROWS)).await)?;
+            found.extend(page.entries.iter().filter_map(|entry| SetLocation::of_key(&entry.key)));
+            match page.next {
+                Some(next) => start = next.to_vec(),
+                None => return Ok(found),
+            }
+        }
     }
 
     /// Up to which block, exclusive, expired data are removed.
@@ -290,16 +315,20 @@ impl PrivateStore {
         self.write(vec![rows::marker(EXPIRED, Bytes::new(), Version::new(block, 0))]).await
     }
 
-    /// Removes the purged keys from all sets and values that still hold them, then from the disk. Returns whether there were any.
+    /// Some purges that are not complete.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub(crate) async fn sweeps(&self) -> Result<Vec<RangeEntry>, Error> {
+        Ok(self.checked(self.committed.range(range(SWEEPS, &[], &[], PAGE_ROWS)).await)?.entries)
+    }
+
+    /// Removes the purged keys from all committed sets and values that still hold them, then from the disk.
     ///
     /// # Errors
     /// The tables'. A later call continues.
-    pub async fn sweep(&self) -> Result<bool, Error> {
-        let page = self.committed.range(range(SWEEPS, &[], &[], PAGE_ROWS)).await?;
-        if page.entries.is_empty() {
-            return Ok(false);
-        }
-        for entry in &page.entries {
+    pub(crate) async fn sweep(&self, purges: &[RangeEntry]) -> Result<(), Error> {
+        for entry in purges {
             let purge = entry.version;
             let Some((contract, collection, hash)) = rows::purged(&entry.key) else { continue };
             let is_purged = |key: &str| sha256(key.as_bytes())[..] == hash[..];
@@ -327,14 +356,20 @@ impl PrivateStore {
             self.remove_value(&contract, &collection, purge, is_purged).await?;
         }
         rt::fault::hold_up("private.sweep.values", Duration::from_millis(100)).await;
-        let newest = page.entries.iter().map(|entry| entry.version.block).max().unwrap_or_default();
-        while !self.committed.prune(BlockNumber(newest)).await? {}
-        let done = page.entries.iter().map(|entry| {
+        let newest = purges.iter().map(|entry| entry.version.block).max().unwrap_or_default();
+        self.checked(prune_whole(self.committed.as_ref(), BlockNumber(newest)).await)
+    }
+
+    /// Notes that purges are complete.
+    ///
+    /// # Errors
+    /// The tables'.
+    pub(crate) async fn note_swept(&self, purges: Vec<RangeEntry>) -> Result<(), Error> {
+        let done = purges.into_iter().map(|entry| {
             let version = Version::new(entry.version.block, u32::MAX);
-            rows::row(SWEEPS, entry.key.clone(), version, None)
+            rows::row(SWEEPS, entry.key, version, None)
         });
-        self.write(done.collect()).await?;
-        Ok(true)
+        self.write(done.collect()).await
     }
 
     /// Removes the value of a purged key. A peer that lacks the set of the purge knows only the hash of the key.
@@ -397,6 +432,15 @@ impl PrivateValues for PrivateStore {
         let entries = page.entries.into_iter().filter_map(|entry| Some((text(entry.key)?, entry.value)));
         Ok(PrivatePage { entries: entries.collect(), next: page.next.and_then(text) })
     }
+}
+
+/// Lets a table drop superseded and removed rows that no reader at block `oldest` or later sees.
+async fn prune_whole(rows: &dyn PrivateRows, oldest: BlockNumber) -> Result<(), storage::Error> {
+    // Each call goes on where an earlier one ended, which need not be the start of the table.
+    for _ in 0..2 {
+        while !rows.prune(oldest).await? {}
+    }
+    Ok(())
 }
 
 fn range<'a>(namespace: &'a str, start: &'a [u8], end: &'a [u8], limit: usize) -> RangeQuery<'a> {

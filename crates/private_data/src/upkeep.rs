@@ -3,6 +3,16 @@
 //!
 //! Each step works from notes in the tables, and clears a note only after its work is durable. So a crash repeats work, and
 //! skips none.
+//!
+//! A purge is completed in these steps, once its block is committed:
+//!
+//! 1. Remove its key from the committed sets of earlier transactions, and from the committed values.
+//! 2. Prune these tables, so that the bytes leave the disk.
+//! 3. Remove what still waits of the sets of committed transactions, and prune that table ([`crate::settle`]).
+//! 4. Remove the note of the purge.
+//!
+//! From then on nothing brings the key's earlier values back: another copy of a set loses the key before it is kept
+//! ([`PrivateChannel::late_rows`]), and a copy that arrives for a committed transaction waits only until the next lap.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,10 +20,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::rt::{self, CancellationToken, Instant};
-use base::{BlockNumber, Bytes, Version};
+use base::{Bytes, Version};
 use futures_util::future::{Either, select};
-use ledger::rwset::ReadWriteSet;
-use ledger::{Block, Hash, Transaction};
+use ledger::Hash;
 use storage::PrivateRow;
 use storage::blocks::Blocks;
 
@@ -22,6 +31,7 @@ use crate::collect::HashedSet;
 use crate::members::SetDigest;
 use crate::policies::{CollectionPolicies, keeps};
 use crate::rows::{self, FOREIGN, MISSING, SetLocation};
+use crate::settle::Laps;
 use crate::{Error, events};
 
 /// How often the task looks for work.
@@ -34,10 +44,8 @@ const RECONCILE_MAX: Duration = Duration::from_secs(60);
 const PULL_MAX: Duration = Duration::from_secs(10);
 /// How long a fault point delays a step.
 const DELAY: Duration = Duration::from_millis(100);
-/// Blocks after which a set is forgotten whose transaction was not ordered, as in Fabric.
-const STAGED_BLOCKS_MAX: u64 = 1000;
-/// Blocks between two looks for such sets.
-const FORGET_PERIOD_BLOCKS: u64 = 100;
+/// Blocks between two removals of rows that no reader sees any more, after which each organisation may send as much as before.
+pub const FORGET_PERIOD_BLOCKS: u64 = 100;
 /// Blocks behind the newest one at which readers may still read private values.
 const READERS_LAG_BLOCKS: u64 = 256;
 
@@ -56,6 +64,14 @@ struct Due {
     forget_at: u64,
     reconcile_at: Instant,
     pause: Duration,
+    laps: Laps,
+}
+
+impl Due {
+    fn new(upkeep: &Upkeep, height: u64) -> Due {
+        let (reconcile_at, pause) = (rt::now(), RECONCILE_MIN);
+        Due { adopted_under: None, forget_at: height, reconcile_at, pause, laps: upkeep.laps() }
+    }
 }
 
 impl Upkeep {
@@ -76,8 +92,7 @@ impl Upkeep {
     }
 
     async fn repeat(&self, current: impl Fn() -> (u64, Arc<dyn CollectionPolicies>), stop: CancellationToken) {
-        let mut due =
-            Due { adopted_under: None, forget_at: current().0, reconcile_at: rt::now(), pause: RECONCILE_MIN };
+        let mut due = Due::new(self, current().0);
         while stop.run_until_cancelled(rt::sleep(PERIOD)).await.is_some() {
             let (height, policies) = current();
             let working = self.work(&*policies, height, &mut due);
@@ -103,23 +118,53 @@ impl Upkeep {
             due.adopted_under = Some(digest);
         }
         if self.private.has_purges.swap(false, Ordering::AcqRel) {
-            let swept = self.private.store.sweep().await;
-            if !matches!(swept, Ok(false)) {
+            let completed = self.complete_purges(policies, height, &mut due.laps).await;
+            if !matches!(completed, Ok(false)) {
                 self.private.note_purges();
             }
-            swept?;
+            completed?;
         }
-        if self.private.has_missing.load(Ordering::Acquire) && rt::now() >= due.reconcile_at {
-            let found = self.reconcile(policies, height).await?;
+        due.laps.go_on(policies, height).await?;
+        if self.private.may_lack_sets() && rt::now() >= due.reconcile_at {
+            let found = self.reconcile(policies, height).await;
+            if found.is_err() {
+                self.private.note_missing();
+            }
+            let found = found?;
             due.pause = if found { RECONCILE_MIN } else { (due.pause * 2).min(RECONCILE_MAX) };
             due.reconcile_at = rt::now() + due.pause;
         }
         if height >= due.forget_at {
-            self.private.forget_staged(height.saturating_sub(STAGED_BLOCKS_MAX), height).await?;
+            self.private.forget_received();
             self.private.store.prune(height.saturating_sub(READERS_LAG_BLOCKS)).await?;
             due.forget_at = height + FORGET_PERIOD_BLOCKS;
         }
         Ok(())
+    }
+
+    fn laps(&self) -> Laps {
+        Laps::new(self.private.clone(), self.blocks.clone())
+    }
+
+    /// Completes some purges of committed blocks. Returns whether there were any, and more may follow.
+    async fn complete_purges(
+        &self,
+        policies: &dyn CollectionPolicies,
+        height: u64,
+        laps: &mut Laps,
+    ) -> Result<bool, Error> {
+        let store = &self.private.store;
+        let mut purges = store.sweeps().await?;
+        let is_any = !purges.is_empty();
+        // Notes are written before their block is appended.
+        purges.retain(|purge| purge.version.block < height);
+        if !purges.is_empty() {
+            store.sweep(&purges).await?;
+            laps.make_whole(policies, height).await?;
+            rt::fault::hold_up("private.sweep.waiting", DELAY).await;
+            store.note_swept(purges).await?;
+        }
+        Ok(is_any)
     }
 
     /// Removes what expires up to the newest block.
@@ -146,11 +191,12 @@ impl Upkeep {
             let adopted = foreign
                 .iter()
                 .filter(is_kept)
-                .flat_map(|at| [rows::marker(MISSING, at.key(), at.version), removal(FOREIGN, at)]);
+                .flat_map(|at| [rows::marker(MISSING, at.key(), at.version), rows::removal(FOREIGN, at)]);
             let adopted: Vec<PrivateRow> = adopted.collect();
             if !adopted.is_empty() {
-                private.store.write(adopted).await?;
+                // After an error the rows may be there too.
                 private.note_missing();
+                private.store.write(adopted).await?;
             }
             match next {
                 Some(next) => from = next,
@@ -192,18 +238,18 @@ impl Upkeep {
             if at.version.block >= height {
                 continue;
             }
-            match self.hashed_set(at).await? {
-                _ if private.has_expired(policies, at, height) => rows.push(removal(MISSING, at)),
+            match HashedSet::stored(at, self.blocks.as_ref()).await? {
+                _ if private.has_expired(policies, at, height) => rows.push(rows::removal(MISSING, at)),
                 Some(set) => match self.own_rows(&set).await? {
                     Some(own) => {
                         is_any_found = true;
                         rows.extend(own);
-                        rows.push(removal(MISSING, at));
+                        rows.push(rows::removal(MISSING, at));
                     }
                     None => wanted.push(set),
                 },
                 // The block is committed and stored, so it is this peer's own note that is wrong.
-                None => rows.push(removal(MISSING, at)),
+                None => rows.push(rows::removal(MISSING, at)),
             }
         }
         for peer in private.members.all() {
@@ -229,7 +275,7 @@ impl Upkeep {
                     None => wanted.push(set),
                     Some(late) => {
                         rows.extend(late);
-                        rows.push(removal(MISSING, &set.digest.location));
+                        rows.push(rows::removal(MISSING, &set.digest.location));
                         events::PrivateSetsReconciled.add(1);
                         is_any_found = true;
                     }
@@ -254,26 +300,7 @@ impl Upkeep {
             None => Ok(None),
         }
     }
-
-    /// What the stored transaction says about a missing set; `None` if the block does not have it.
-    async fn hashed_set(&self, at: &SetLocation) -> Result<Option<HashedSet>, Error> {
-        let Some(bytes) = self.blocks.read(BlockNumber(at.version.block)).await? else { return Ok(None) };
-        let block = Block::parse(&bytes)?;
-        let position = at.version.tx as usize;
-        if position >= block.len() {
-            return Ok(None);
-        }
-        let sets = (|| {
-            let transaction = Transaction::decode(&block.envelope(position)).ok()?;
-            let results = transaction.action().ok()?.outcome(transaction.header()).ok()?.results();
-            let set = ReadWriteSet::decode(results).ok()?;
-            Some(HashedSet::of_transaction(&transaction.header().to_tx_id(), at.version, &set))
-        })();
-        Ok(sets.unwrap_or_default().into_iter().find(|set| set.digest.location == *at))
-    }
 }
 
-/// Removes the note of a set.
-fn removal(namespace: &str, at: &SetLocation) -> PrivateRow {
-    rows::row(namespace, at.key(), Version::new(at.version.block, u32::MAX), None)
-}
+#[cfg(test)]
+mod tests;

@@ -147,15 +147,18 @@ pub const RAFT_FAULT_POINTS: [(&str, f64); 1] = [("consensus.raft.lose_message",
 pub const MEMBER_LIES: &str = "simulator.member.lies";
 
 /// Fault points that members of private collections pass, and the probability with which they strike.
-pub const PRIVATE_FAULT_POINTS: [(&str, f64); 9] = [
+pub const PRIVATE_FAULT_POINTS: [(&str, f64); 12] = [
     ("chain.commit.private_written", 0.1),
     ("private.collect.answer_lost", 0.4),
     ("private.collect.found", 0.1),
     ("private.push.answer_lost", 0.2),
     ("private.push.lost", 0.4),
     ("private.reconcile.found", 0.5),
+    ("private.settle.adopted", 0.2),
+    ("private.settle.removed", 0.2),
     ("private.sweep.sets", 0.2),
     ("private.sweep.values", 0.2),
+    ("private.sweep.waiting", 0.2),
     (MEMBER_LIES, 0.3),
 ];
 

@@ -101,11 +101,13 @@ pub enum Mutant {
     PrivateJoinIgnored,
     /// The hashes of private data leave the state a block late.
     PrivateExpiryLate,
+    /// Peers keep waiting sets of committed transactions.
+    PrivateWaitingKept,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 36] = [
+    pub const ALL: [Mutant; 37] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -142,6 +144,7 @@ impl Mutant {
         Mutant::PrivateExpiryForgotten,
         Mutant::PrivateJoinIgnored,
         Mutant::PrivateExpiryLate,
+        Mutant::PrivateWaitingKept,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -185,6 +188,7 @@ impl Mutant {
             Mutant::PrivateExpiryForgotten => "private-expiry-forgotten",
             Mutant::PrivateJoinIgnored => "private-join-ignored",
             Mutant::PrivateExpiryLate => "private-expiry-late",
+            Mutant::PrivateWaitingKept => "private-waiting-kept",
         }
     }
 
@@ -220,7 +224,8 @@ impl Mutant {
             | Mutant::PrivateUnchecked
             | Mutant::PrivateExpiryForgotten
             | Mutant::PrivateJoinIgnored
-            | Mutant::PrivateExpiryLate => PeerMode::Monolithic,
+            | Mutant::PrivateExpiryLate
+            | Mutant::PrivateWaitingKept => PeerMode::Monolithic,
             Mutant::StorageGoesBack => PeerMode::Disaggregated(pools),
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie only where the simulator chooses the primary.
@@ -275,6 +280,7 @@ impl Mutant {
             Mutant::PrivateMissingForgotten | Mutant::PrivateEarly => "private data",
             Mutant::PrivateStale => "a private value",
             Mutant::PrivateUnchecked | Mutant::PrivateExpiryForgotten | Mutant::PrivateJoinIgnored => "private data",
+            Mutant::PrivateWaitingKept => "waiting sets of the committed transactions {\"",
             _ => "",
         }
     }
@@ -307,6 +313,7 @@ impl Mutant {
                 | Mutant::PrivateExpiryForgotten
                 | Mutant::PrivateJoinIgnored
                 | Mutant::PrivateExpiryLate
+                | Mutant::PrivateWaitingKept
         )
     }
 
@@ -364,6 +371,7 @@ impl Mutant {
             Mutant::PrivateExpiryForgotten => network.sim.inject("private.upkeep.mutant.keeps_expired", 1.0),
             Mutant::PrivateJoinIgnored => network.sim.inject("private.upkeep.mutant.ignores_join", 1.0),
             Mutant::PrivateExpiryLate => network.sim.inject("chain.validate.mutant.expires_late", 1.0),
+            Mutant::PrivateWaitingKept => network.sim.inject("private.settle.mutant.keeps_committed", 1.0),
             Mutant::PrivateUnchecked => network.sim.inject("private.collect.mutant.unchecked", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
             Mutant::VerdictUnchecked => {

@@ -7,6 +7,8 @@
 //! 4. Nobody has a set or a value that has expired.
 //! 5. Others have neither sets nor values, apart from the sets that they endorsed themselves, and members give them none. An
 //!    organisation that was a member keeps what it has, and gets nothing of later blocks.
+//! 6. No set of a committed transaction waits any more, at members and others alike. So with rule 3 the earlier values of a
+//!    purged key are in no table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -69,6 +71,8 @@ pub struct PrivateTables {
     unpurged: Vec<String>,
     /// The transactions of the sets that wait for their order.
     waiting: BTreeSet<String>,
+    /// Those of them that are committed.
+    unsettled: BTreeSet<String>,
     /// Sets that the peer gives an organisation that is no member.
     given_away: usize,
 }
@@ -131,11 +135,17 @@ async fn tables(channel: &Channel, place: usize, lifetime: u64) -> Result<Privat
         let at = (entry.version.block, entry.version.tx.into());
         (String::from_utf8_lossy(&entry.key).into_owned(), (at, entry.value))
     });
-    let waiting = all(transient.as_ref(), SETS).await?.into_iter().filter_map(|entry| {
-        let mut parts = entry.key.split(|byte| *byte == 0);
-        let tx_id = String::from_utf8_lossy(parts.next()?).into_owned();
-        (parts.next()? == VAULT.as_bytes()).then_some(tx_id)
-    });
+    let (mut waiting, mut unsettled) = (BTreeSet::new(), BTreeSet::new());
+    for entry in all(transient.as_ref(), SETS).await? {
+        let names = entry.key.split(|byte| *byte == 0).take(2).map(String::from_utf8_lossy).collect::<Vec<_>>();
+        let [tx_id, contract] = &names[..] else { return Err("the key of a waiting set has no names".to_owned()) };
+        if channel.tx_status(&TxId::new(&**tx_id)).await.map_err(|error| error.to_string())?.is_some() {
+            unsettled.insert(tx_id.to_string());
+        }
+        if contract == VAULT {
+            waiting.insert(tx_id.to_string());
+        }
+    }
     let mut found = PrivateTables {
         is_member: access.keeps(&organization(place)),
         values: values.collect(),
@@ -144,7 +154,8 @@ async fn tables(channel: &Channel, place: usize, lifetime: u64) -> Result<Privat
         expired,
         sweeps,
         unpurged: Vec::new(),
-        waiting: waiting.collect(),
+        waiting,
+        unsettled,
         given_away,
         sets: sets.into_iter().map(|(at, set)| (version(&at), set)).collect(),
     };
@@ -195,13 +206,14 @@ pub async fn wait_until_reconciled(network: &Network, claims: &ClientClaims) -> 
         let found = read(network).await?;
         let mut lacking = Vec::new();
         for (place, tables) in found.iter().enumerate() {
-            let PrivateTables { is_member, sweeps, expired, .. } = *tables;
+            let PrivateTables { is_member, sweeps, expired, ref unsettled, .. } = *tables;
             let kept = |version: &&StateVersion| claims.kept.contains(&transaction(network, **version));
             let missing: Vec<&StateVersion> = tables.missing.iter().filter(|_| is_member).filter(kept).collect();
             let unasked = if is_member { tables.foreign } else { 0 };
-            if !missing.is_empty() || sweeps + expired + unasked > 0 {
+            if !missing.is_empty() || sweeps + expired + unasked + unsettled.len() > 0 {
                 lacking.push(format!(
-                    "peer{} lacks {missing:?} and has {unasked} sets to ask for, {sweeps} purges to do and {expired} expired sets",
+                    "peer{} lacks {missing:?} and has {unasked} sets to ask for, {sweeps} purges to do, {expired} expired sets \
+                     and waiting sets of the committed transactions {unsettled:?}",
                     place + 1
                 ));
             }
@@ -257,6 +269,7 @@ pub fn check(oracle: &Oracle, lifetime: u64, claims: &ClientClaims, found: &[Pri
         };
         checked
             .and_then(|()| check_expiry(tables, has_expired))
+            .and_then(|()| check_waiting(tables, oracle))
             .map_err(|reason| format!("private data at peer{}: {reason}", place + 1))?;
     }
     Ok(())
@@ -289,6 +302,15 @@ fn check_expiry(tables: &PrivateTables, has_expired: impl Fn(StateVersion) -> bo
     let values = tables.values.values().map(|(version, _)| version);
     match tables.sets.keys().chain(values).find(|version| has_expired(**version)) {
         Some(version) => Err(format!("what {version:?} wrote is still there and has expired")),
+        None => Ok(()),
+    }
+}
+
+/// Rule 6.
+fn check_waiting(tables: &PrivateTables, oracle: &Oracle) -> Result<(), String> {
+    // Those of any contract, and those of the collection's, as the peer knows them and as the ledger has them.
+    match tables.unsettled.iter().chain(&tables.waiting).find(|tx_id| oracle.knows(tx_id)) {
+        Some(tx_id) => Err(format!("a set of {tx_id} waits, which is committed")),
         None => Ok(()),
     }
 }

@@ -203,6 +203,11 @@ impl Oracle {
         self.tip.as_ref().map_or(0, |tip| tip.number + 1)
     }
 
+    /// Whether the ledger has a transaction with this id, valid or not.
+    pub fn knows(&self, tx_id: &str) -> bool {
+        self.known.contains(tx_id)
+    }
+
     /// The private writes of valid transactions, as hashes.
     pub fn private(&self) -> &PrivateHistory {
         &self.private
