@@ -40,12 +40,12 @@ pub struct CommittedTransaction {
     pub kind: i32,
     /// Its validation code.
     pub code: Code,
-    /// The chaincode's answer, as far as it can be read; also of invalid transactions.
+    /// The chaincode's answer, also of an invalid transaction if its form is right.
     pub outcome: Option<ActionOutcome>,
 }
 
 impl CommittedTransaction {
-    /// The event that its chaincode set, as far as it can be read; also of invalid transactions.
+    /// The event that its chaincode set, also of an invalid transaction if its form is right.
     pub fn event(&self) -> Option<ActionEvent<'_>> {
         self.outcome.as_ref()?.event()
     }

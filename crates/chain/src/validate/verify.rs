@@ -178,7 +178,6 @@ impl UnverifiedTransaction {
         };
         let header = transaction.header();
         let action = transaction.action();
-        // Filtered blocks name the event even of an invalid transaction, as far as it can be read.
         let outcome = action.clone().and_then(|action| action.outcome(header));
         let form = check_form(&transaction, &action, policies);
         let content = match &outcome {

@@ -19,7 +19,6 @@ use std::time::Duration;
 use base::rt::channel::WatchReceiver;
 use base::rt::{self, CancellationToken};
 use bytes::{BufMut as _, Bytes, BytesMut};
-use chain::commit::recent::CommittedBlock;
 use chain::order::orderer_channel::OrdererChannel;
 use chain::private_block::TransactionPrivateData;
 use chain::view::ChannelView;
@@ -29,16 +28,13 @@ use ledger::rwset::PrivateSet;
 use ledger::wire::bytes_field_len;
 use prost::Message as _;
 use prost::encoding::encode_varint;
-use proto::common::{HeaderType, Status as Answer};
-use proto::protos::filtered_transaction::Data;
-use proto::protos::{
-    BlockAndPrivateData, ChaincodeEvent, DeliverResponse, FilteredBlock, FilteredChaincodeAction, FilteredTransaction,
-    FilteredTransactionActions, deliver_response,
-};
+use proto::common::Status as Answer;
+use proto::protos::{BlockAndPrivateData, DeliverResponse, deliver_response};
 use proto::rwset::{CollectionPvtReadWriteSet, NsPvtReadWriteSet, TxPvtReadWriteSet};
 use rules::access::ChannelPolicies;
 
 use super::caller_identity::principal;
+use super::filtered::filtered;
 use super::seek::{BlockRange, SeekRequest};
 use super::{OrdererServiceCore, PeerServiceCore, stopping_status};
 use crate::events::BlocksDelivered;
@@ -410,33 +406,6 @@ fn response_prefix(form: DeliverMethod, block_bytes: usize, private_bytes: usize
         key(&mut out, 2, block_bytes);
     }
     out.freeze()
-}
-
-/// A block without its contents. Events are named even for invalid transactions, as in Fabric; their payload is left out.
-fn filtered(block: &CommittedBlock, channel: &str) -> FilteredBlock {
-    let transactions = block.transactions().iter().map(|transaction| {
-        let event = transaction.event().map(|event| FilteredChaincodeAction {
-            chaincode_event: Some(ChaincodeEvent {
-                chaincode_id: event.chaincode.to_owned(),
-                tx_id: event.tx_id.to_owned(),
-                event_name: event.name.to_owned(),
-                payload: Bytes::new(),
-            }),
-        });
-        let is_endorser_transaction = transaction.kind == HeaderType::EndorserTransaction as i32;
-        let actions = FilteredTransactionActions { chaincode_actions: event.into_iter().collect() };
-        FilteredTransaction {
-            txid: transaction.tx_id.as_ref().map(ToString::to_string).unwrap_or_default(),
-            r#type: transaction.kind,
-            tx_validation_code: i32::from(transaction.code.0),
-            data: is_endorser_transaction.then_some(Data::TransactionActions(actions)),
-        }
-    });
-    FilteredBlock {
-        channel_id: channel.to_owned(),
-        number: block.number(),
-        filtered_transactions: transactions.collect(),
-    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ mod endorse;
 mod endorser;
 mod evaluate;
 mod events;
+mod filtered;
 #[doc(hidden)]
 pub mod fuzz;
 mod health;
