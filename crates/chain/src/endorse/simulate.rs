@@ -21,7 +21,7 @@ use contract::key::{self, KeyRange};
 use contract::{ContractRegistry, ContractResponse, PAGE_BYTES_SOFT_MAX, QueryId, StubError, Timestamp};
 use identity::Identity;
 use ledger::lifecycle::{DefinitionField, LIFECYCLE};
-use ledger::rwset::{KEY_BYTES_MAX, PrivateSet, RangeRecorder, ReadWriteSetRecorder};
+use ledger::rwset::{KEY_BYTES_MAX, PrivateSet, RangeRecorder, ReadWriteSetRecorder, is_key_within_limit, key_bytes};
 use state::Snapshot;
 
 use super::approval::{ApprovalQuery, OwnApprovals};
@@ -404,10 +404,13 @@ fn check_key(key: &str) -> Result<(), StubError> {
 }
 
 fn check_length(key: &str) -> Result<(), StubError> {
-    if key.len() > KEY_BYTES_MAX {
-        return Err(StubError::InvalidKey(format!("a key has at most {KEY_BYTES_MAX} bytes, not {}", key.len())));
+    if is_key_within_limit(key.as_bytes()) {
+        return Ok(());
     }
-    Ok(())
+    let given = key_bytes(key.as_bytes());
+    Err(StubError::InvalidKey(format!(
+        "a key has at most {KEY_BYTES_MAX} bytes, not {given}, a zero byte counted twice"
+    )))
 }
 
 fn state_error(error: state::Error) -> StubError {

@@ -352,7 +352,7 @@ impl SetChecker<'_> {
     /// Checks a key or the bound of a range. It must be text; one that no state can hold is noted. The empty key is
     /// sound, and as a bound it means no bound.
     fn key(&mut self, key: Span) -> Result<(), WireError> {
-        self.has_unsound_keys |= key.len() > super::KEY_BYTES_MAX;
+        self.has_unsound_keys |= !super::is_key_within_limit(key.of(self.source));
         key.text(self.source).map(|_| ())
     }
 

@@ -41,7 +41,7 @@ pub use entries::{
     RangeSummary, ReadVersion, ScannedRange,
 };
 pub use error::DecodeError;
-pub use limits::{ENTRIES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, NAMESPACES_MAX};
+pub use limits::{ENTRIES_MAX, KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, NAMESPACES_MAX, is_key_within_limit, key_bytes};
 pub use private::{PrivateWrite, private_writes, without_keys};
 pub use record::{PrivateSet, RangeRecorder, ReadWriteSetRecorder};
 pub use visit::{VisitedWrite, visit_writes};

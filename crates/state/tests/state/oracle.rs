@@ -307,6 +307,84 @@ fn a_page_of_a_range_ends_by_bytes_and_one_of_versions_does_not() {
     });
 }
 
+/// The longest keys that a transaction may use. They differ in their last byte only.
+const LONG_KEY_BYTES: usize = 64_000;
+
+/// Writes, replaces and deletes long keys, and reads them one by one and in ranges.
+async fn holds_long_keys(mut form: impl StateUnderTest) -> [u8; 32] {
+    let mut state = form.open().await;
+    let key = |last: char| format!("{}{last}", "k".repeat(LONG_KEY_BYTES - 1));
+    let zeros = "\0".repeat(LONG_KEY_BYTES / 2);
+    let version = |block, tx| Version::new(block, tx);
+    let mut blocks = [UpdateBatch::default(), UpdateBatch::default()];
+    let mut put = |block: usize, key: &str, value: Option<&'static str>, tx| {
+        blocks[block].put(
+            &"basic".into(),
+            key.into(),
+            value.map(|value| Bytes::from_static(value.as_bytes())),
+            version(block as u64, tx),
+        );
+    };
+    for (tx, last) in ('a'..='e').enumerate() {
+        put(0, &key(last), Some("old"), tx as u32);
+    }
+    put(0, &zeros, Some("zeros"), 5);
+    put(0, &key('a')[1..], Some("shorter"), 6);
+    put(1, &key('b'), Some("new"), 0);
+    put(1, &key('c'), None, 1);
+    for (number, batch) in blocks.into_iter().enumerate() {
+        form.store(number as u64, &batch);
+        state.apply(number as u64, batch).await.expect("in order");
+    }
+    for reopened in [false, true] {
+        if reopened {
+            state.persist().await.expect("the tables take a savepoint");
+            drop(state);
+            state = form.open().await;
+        }
+        let view = state.snapshot();
+        let expected =
+            [('a', Some(version(0, 0))), ('b', Some(version(1, 0))), ('c', None), ('d', Some(version(0, 3)))];
+        for (last, expected) in expected {
+            let found = view.get("basic", &key(last)).await.expect("the view is admitted");
+            assert_eq!(found.map(|found| found.version), expected, "{last}, reopened: {reopened}");
+            assert_eq!(view.version("basic", &key(last)).await.expect("the view is admitted"), expected);
+        }
+        let found = view.get("basic", &zeros).await.expect("the view is admitted").expect("it was written");
+        assert_eq!(found.value, "zeros");
+        // In pages of two entries, each from behind the last entry of the page before.
+        let (mut start, mut got) = (key('a'), String::new());
+        loop {
+            let page = view.range("basic", &start, &key('e'), 2).await.expect("the view is admitted");
+            got.extend(page.entries.iter().map(|entry| entry.key.chars().next_back().expect("it is long")));
+            match page.entries.last() {
+                Some(last) if page.more => start = format!("{}\0", last.key),
+                _ => break,
+            }
+        }
+        assert_eq!(got, "abd", "reopened: {reopened}");
+        let all = view.range("basic", "", "", 100).await.expect("the view is admitted");
+        let values: Vec<&[u8]> = all.entries.iter().map(|entry| &entry.versioned.value[..]).collect();
+        assert_eq!(values, [&b"zeros"[..], b"shorter", b"old", b"new", b"old", b"old"], "reopened: {reopened}");
+    }
+    state.digest().await.expect("the state answers")
+}
+
+#[test]
+fn both_forms_hold_the_longest_keys() {
+    let digest = with_model(|tables| holds_long_keys(in_tables(tables, 1 << 20)));
+    // With and without memory for the records.
+    for section_bytes in [8 << 10, 1 << 20] {
+        let report = Simulation::new(1).run(move |sim| async move {
+            let donors = Donors::start(&sim, 2, section_bytes, 4 << 20).await;
+            let settings = DisaggregatedConfig::default();
+            let (store, budget_bytes) = (MemoryStateStore::new(), 4 << 20);
+            holds_long_keys(DisaggregatedUnderTest { donors, store, settings, budget_bytes, epoch: 0, stored: 0 }).await
+        });
+        assert_eq!(report.expect("the run is whole").value, digest, "sections of {section_bytes} bytes");
+    }
+}
+
 /// Applies values that are slices of one block: afterwards nothing may hold the block.
 async fn keeps_no_block(state: &dyn WorldState) {
     let block = Bytes::from(vec![7; 100_000]);

@@ -10,12 +10,12 @@ use base::rt::net::GatherList;
 use base::untrusted::AllocationBudget;
 use base::{BlockNumber, Bytes, Epoch, TxId, TxIndex, Version};
 use wire::hello;
-use wire::{Malformed, Reader, VersionRange, Writer};
+use wire::{Input, Malformed, Reader, VersionRange, Writer};
 
 use super::{CHANNEL_BYTES_MAX, TOKEN_BYTES_MAX};
 use crate::blocks::{ChainTip, NewBlock, StoredBlock, TransactionList, TransactionLocation, encode_transactions};
 use crate::state_store::KEYS_MAX;
-use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangeEntry, RangePage, Row, Savepoint};
+use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, RangeEntry, RangePage, Row, Savepoint, is_row_key};
 
 /// The versions of the messages that this program speaks.
 pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(2);
@@ -113,7 +113,7 @@ impl KeyList {
     }
 
     fn next<'a>(reader: &mut Reader<&'a [u8]>) -> Result<(&'a str, &'a [u8]), Malformed> {
-        Ok((reader.str(NAMESPACE_BYTES_MAX)?, reader.long(KEY_BYTES_MAX)?))
+        Ok((reader.str(NAMESPACE_BYTES_MAX)?, read_key(reader)?))
     }
 }
 
@@ -254,6 +254,18 @@ impl ReadFields for Reader<Bytes> {
         let count = self.count(4, IDS_MAX)?;
         let encoded = self.span(|ahead| (0..count).try_for_each(|_| TxIdList::next(ahead).map(drop)))?;
         Ok(TxIdList { count: count as u32, encoded })
+    }
+}
+
+/// Reads a key that a row may have.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn read_key<I: Input>(fields: &mut Reader<I>) -> Result<I, Malformed> {
+    let key = fields.long(KEY_BYTES_MAX)?;
+    match is_row_key(key.as_ref()) {
+        true => Ok(key),
+        false => Err(fields.malformed("a key is too long")),
     }
 }
 
@@ -499,7 +511,7 @@ impl Request {
             18 => {
                 let (through, limit) = (fields.block()?, fields.u32()?);
                 let namespace = fields.text(NAMESPACE_BYTES_MAX)?;
-                let (start, end) = (fields.long(2 * KEY_BYTES_MAX)?, fields.long(2 * KEY_BYTES_MAX)?);
+                let (start, end) = (read_key(&mut fields)?, read_key(&mut fields)?);
                 Request::Range { through, limit, namespace, start, end }
             }
             19 => Request::Namespaces,
@@ -512,7 +524,7 @@ impl Request {
             27 => Request::BeginAfter { newest: fields.epoch()?, channel: fields.text(CHANNEL_BYTES_MAX)? },
             25 => {
                 let (below, limit) = (fields.block()?, fields.u32()?);
-                let (namespace, key) = (fields.text(NAMESPACE_BYTES_MAX)?, fields.long(KEY_BYTES_MAX)?);
+                let (namespace, key) = (fields.text(NAMESPACE_BYTES_MAX)?, read_key(&mut fields)?);
                 Request::History { below, limit, namespace, key }
             }
             28 => return Ok(Request::Private(fields.rest())),

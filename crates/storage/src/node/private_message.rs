@@ -6,9 +6,9 @@ use base::untrusted::AllocationBudget;
 use base::{BlockNumber, Bytes, Epoch, Version};
 use wire::{Malformed, Reader, Writer};
 
-use super::message::{KeyList, read_keys};
+use super::message::{KeyList, read_key, read_keys};
 use crate::private::{PrivateRow, PrivateTable};
-use crate::tables::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
+use crate::tables::NAMESPACE_BYTES_MAX;
 
 const WRITE: u8 = 1;
 const ROWS: u8 = 2;
@@ -102,8 +102,8 @@ impl PrivateRequest {
                     through,
                     limit,
                     namespace,
-                    start: fields.long(KEY_BYTES_MAX)?,
-                    end: fields.long(KEY_BYTES_MAX)?,
+                    start: read_key(&mut fields)?,
+                    end: read_key(&mut fields)?,
                 }
             }
             PRUNE => PrivateAsk::Prune { epoch: Epoch(fields.u64()?), oldest: BlockNumber(fields.u64()?) },
@@ -114,7 +114,7 @@ impl PrivateRequest {
 }
 
 fn read_row(fields: &mut Reader<Bytes>) -> Result<PrivateRow, Malformed> {
-    let (namespace, key) = (fields.text(NAMESPACE_BYTES_MAX)?, fields.long(KEY_BYTES_MAX)?);
+    let (namespace, key) = (fields.text(NAMESPACE_BYTES_MAX)?, read_key(fields)?);
     let version = Version::new(fields.u64()?, fields.u32()?);
     let is_live = match fields.u8()? {
         0 => false,

@@ -10,7 +10,7 @@ use crate::tables::savepoint::Savepoint;
 
 /// Rows that one call of [`Tables::range`] passes over at most; beyond that it returns what it has.
 pub const SCAN_ROWS_MAX: usize = 100_000;
-/// A page of a range ends once its values reach this size in bytes; the last value may exceed it.
+/// A page of a range ends once its keys and values reach this size in bytes; the last entry may exceed it.
 pub const SCAN_BYTES_SOFT_MAX: usize = 4 << 20;
 
 /// The least number of rows that one call of [`Tables::prune`] examines, if any: a deletion and one row below it, so that
@@ -136,7 +136,7 @@ pub trait Tables: Send + Sync + 'static {
     }
 
     /// The live entries of a range. Fewer than `limit` entries with a `next` mean that [`SCAN_ROWS_MAX`] rows were passed
-    /// over, or that the values have [`SCAN_BYTES_SOFT_MAX`] bytes.
+    /// over, or that the entries have [`SCAN_BYTES_SOFT_MAX`] bytes.
     ///
     /// # Errors
     /// As [`Tables::get`].

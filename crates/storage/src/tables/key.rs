@@ -19,8 +19,9 @@ use base::Version;
 
 use crate::Error;
 
-/// The longest key of a row, in bytes. Escaped, with prefix, namespace and suffix, it fits the engine's limit of 65,535.
-pub const KEY_BYTES_MAX: usize = 32_000;
+/// The longest key of a row, in bytes as [`key_bytes`] counts them. With prefix, namespace and suffix, it fits the engine's limit
+/// of 65,535.
+pub const KEY_BYTES_MAX: usize = 64_100;
 /// The longest namespace, in bytes.
 pub const NAMESPACE_BYTES_MAX: usize = 700;
 
@@ -36,18 +37,30 @@ const ESCAPED_ZERO: [u8; 2] = [0x00, 0xff];
 const DELETED: u8 = 0;
 const LIVE: u8 = 1;
 
-const _: () = assert!(1 + 2 * NAMESPACE_BYTES_MAX + 2 + 2 * KEY_BYTES_MAX + 2 + SUFFIX_BYTES <= u16::MAX as usize);
+const _: () = assert!(1 + 2 * NAMESPACE_BYTES_MAX + 2 + KEY_BYTES_MAX + 2 + SUFFIX_BYTES <= u16::MAX as usize);
+
+/// The bytes that a key takes in a row key: a zero byte is escaped, so it counts twice.
+pub fn key_bytes(key: &[u8]) -> usize {
+    key.len().saturating_add(key.iter().filter(|byte| **byte == 0).count())
+}
+
+/// Whether a row may have this key.
+pub fn is_row_key(key: &[u8]) -> bool {
+    key.len() <= KEY_BYTES_MAX / 2 || key_bytes(key) <= KEY_BYTES_MAX
+}
 
 /// Rejects names that no row can have.
 ///
 /// # Errors
 /// [`Error::TooLarge`].
 pub fn check(namespace: &str, key: &[u8]) -> Result<(), Error> {
-    let limits =
-        [("bytes of a namespace", namespace.len(), NAMESPACE_BYTES_MAX), ("bytes of a key", key.len(), KEY_BYTES_MAX)];
-    match limits.into_iter().find(|(_, given, max)| given > max) {
-        None => Ok(()),
-        Some((what, given, max)) => Err(Error::TooLarge { what, given: given as u64, max: max as u64 }),
+    let too_large = |what, given: usize, max: usize| Error::TooLarge { what, given: given as u64, max: max as u64 };
+    if namespace.len() > NAMESPACE_BYTES_MAX {
+        return Err(too_large("bytes of a namespace", namespace.len(), NAMESPACE_BYTES_MAX));
+    }
+    match is_row_key(key) {
+        true => Ok(()),
+        false => Err(too_large("bytes of a key, zero bytes counted twice", key_bytes(key), KEY_BYTES_MAX)),
     }
 }
 

@@ -38,8 +38,8 @@ pub use interface::{
     PRUNE_ROWS_MIN, PruneOutcome, RangeEntry, RangePage, RangeQuery, Row, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Tables,
     TablesEngine,
 };
-pub use key::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX};
-pub(crate) use key::{check as check_key, prefix as row_prefix};
+pub use key::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, key_bytes};
+pub(crate) use key::{check as check_key, is_row_key, prefix as row_prefix};
 #[cfg(debug_assertions)]
 pub use model::ModelEngine;
 use savepoint::check_follows;

@@ -416,7 +416,8 @@ impl Contract for Caller {
                 Ok(ContractResponse::empty())
             }
             "long-key" => {
-                tx.put_state(&"k".repeat(20_000), Bytes::from_static(b"v"))?;
+                let key = "k".repeat(String::from_utf8_lossy(&args[0]).parse().expect("a number"));
+                tx.put_state(&key, Bytes::from_static(b"v"))?;
                 Ok(ContractResponse::empty())
             }
             "own-writes" => {
@@ -479,8 +480,14 @@ fn calls_between_contracts_end_up_in_one_set() {
         assert!(answer.status == 500 && answer.message.ends_with("(ch) exists"), "{}", answer.message);
         let (answer, _) = run(&["call", "nowhere", "f"]).await;
         assert!(answer.status == 500 && answer.message.ends_with("chaincode nowhere not found"), "{}", answer.message);
-        let (answer, _) = run(&["long-key"]).await;
-        assert!(answer.status == 500 && answer.message.contains("16384"), "{}", answer.message);
+        let (answer, _) = run(&["long-key", "64000"]).await;
+        assert_eq!(answer.status, 200, "{}", answer.message);
+        let (answer, _) = run(&["long-key", "64001"]).await;
+        assert!(
+            answer.status == 500 && answer.message.contains("at most 64000 bytes, not 64001"),
+            "{}",
+            answer.message
+        );
         let (answer, _) = run(&["own-writes"]).await;
         assert_eq!(answer.payload, "false");
         peer.stop().await.expect("the peer stops");

@@ -133,9 +133,10 @@ impl<'a> Craft<'a> {
                 let set = proto::kvrwset::KvrwSet { metadata_writes: vec![write], ..Default::default() };
                 self.results = namespace_set(value, &set);
             }
-            "key-bytes" => {
+            "key-bytes" | "key-zeros" => {
                 let mut recorder = ReadWriteSetRecorder::new();
-                let key = "k".repeat(value.parse().expect("a number"));
+                let byte = if what == "key-zeros" { "\0" } else { "k" };
+                let key = byte.repeat(value.parse().expect("a number"));
                 recorder.write(&Arc::from("basic"), &key, Bytes::from_static(b"v"));
                 self.results = recorder.encode();
             }
@@ -344,8 +345,11 @@ const TABLE: &str = "
     writes=basic$$m -> INVALID_CHAINCODE
     writes-metadata=basic -> VALID
     extension=first result-of=first:1.0 writes-metadata=basic endorsers=peer0 -> ENDORSEMENT_POLICY_FAILURE
-    key-bytes=16384 -> VALID
-    key-bytes=16385 -> INVALID_WRITESET
+    key-bytes=64000 -> VALID
+    key-bytes=64001 -> INVALID_WRITESET
+    key-zeros=32000 -> VALID
+    key-zeros=32001 -> INVALID_WRITESET
+    key-bytes=200000 -> INVALID_WRITESET
     key-bytes=0 -> VALID
     reads-in-namespace-bytes=697 -> VALID
     reads-in-namespace-bytes=698 -> INVALID_WRITESET
@@ -632,7 +636,7 @@ fn endorsements_beyond_the_limit_are_counted_without_copies_of_the_result() {
 
 #[test]
 fn the_longest_key_is_the_documented_one() {
-    assert_eq!(KEY_BYTES_MAX, 16_384);
+    assert_eq!(KEY_BYTES_MAX, 64_000);
 }
 
 proptest::proptest! {

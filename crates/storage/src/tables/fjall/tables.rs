@@ -267,7 +267,7 @@ impl Tables for FjallTables {
             decided.extend_from_slice(row.prefix);
             if let Some(value) = value {
                 let key = self.decode_key(row.prefix)?;
-                bytes_held += value.len();
+                bytes_held += key.len() + value.len();
                 page.entries.push(RangeEntry { key, value: Bytes::copy_from_slice(&value), version: row.version });
             }
         }

@@ -276,8 +276,9 @@ impl Tables for ModelTables {
                 }
                 decided = row.prefix;
                 if row.live {
-                    bytes_held += value.len();
-                    page.entries.push(RangeEntry { key: decode_key(row), value: value.clone(), version: row.version });
+                    let key = decode_key(row);
+                    bytes_held += key.len() + value.len();
+                    page.entries.push(RangeEntry { key, value: value.clone(), version: row.version });
                 }
             }
             Ok(page)

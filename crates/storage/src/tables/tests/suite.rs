@@ -39,6 +39,7 @@ on_both_engines! {
     namespaces_are_apart,
     savepoint_never_goes_back_and_older_epochs_are_fenced,
     batch_of_rows_beyond_the_savepoint_is_refused,
+    ranges_go_across_long_keys,
     rows_written_late_and_twice_change_only_what_they_say,
     reads_beyond_the_savepoint_read_at_it,
     reads_below_the_oldest_admitted_block_are_refused,
@@ -153,17 +154,48 @@ async fn batch_of_rows_beyond_the_savepoint_is_refused(mut engine: Engine) {
     let mut batch = RowBatch::new(savepoint(1));
     let error = batch.put("n", b"k", Version::new(1, 0), None).expect_err("block 1 is not covered by height 1");
     assert_eq!(error.kind(), ErrorKind::Rejected);
-    let long = vec![0; KEY_BYTES_MAX + 1];
-    let error = batch.put("n", &long, Version::new(0, 0), None).expect_err("the key is too long");
-    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
-    // The longest key fits the engine even when each of its bytes is escaped.
+    // A zero byte counts twice, because it is escaped. The longest key fits the engine beside the longest namespace.
     let longest = "\0".repeat(NAMESPACE_BYTES_MAX);
-    batch
-        .put(&longest, &long[1..], Version::new(0, 0), Some(Bytes::from_static(b"v")))
-        .expect("it is within the limits");
+    let keys = [vec![b'k'; KEY_BYTES_MAX], vec![0; KEY_BYTES_MAX / 2]];
+    for key in &keys {
+        let long = [&key[..], b"k"].concat();
+        let error = batch.put("n", &long, Version::new(0, 0), None).expect_err("the key is too long");
+        assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+        batch.put(&longest, key, Version::new(0, 0), Some(Bytes::from_static(b"v"))).expect("it is within the limits");
+    }
     tables.write(batch).expect("the batch follows");
-    let row = tables.get(&longest, &long[1..], BlockNumber(0)).expect("the row is readable");
-    assert_eq!(row.and_then(|row| row.value), Some(Bytes::from_static(b"v")));
+    for key in &keys {
+        let row = tables.get(&longest, key, BlockNumber(0)).expect("the row is readable");
+        assert_eq!(row.and_then(|row| row.value), Some(Bytes::from_static(b"v")));
+    }
+}
+
+/// Keys that differ in their last byte only, more of them than a page of a range may have bytes.
+async fn ranges_go_across_long_keys(mut engine: Engine) {
+    let tables = engine.tables("channel").await;
+    let mut batch = RowBatch::new(savepoint(1));
+    let key = |number: u8| [&[b'k'; KEY_BYTES_MAX - 2][..], &[b'0', number]].concat();
+    let count = u8::try_from(SCAN_BYTES_SOFT_MAX / KEY_BYTES_MAX + 10).expect("few keys fill a page");
+    for number in (1..=count).rev() {
+        batch.put("n", &key(number), Version::new(0, 0), Some(Bytes::from(vec![number]))).expect("within the limits");
+    }
+    batch.put("n", &key(1)[1..], Version::new(0, 0), Some(Bytes::from_static(b"shorter"))).expect("within the limits");
+    batch.put("n", b"l", Version::new(0, 0), Some(Bytes::from_static(b"behind"))).expect("within the limits");
+    tables.write(batch).expect("the batch follows");
+    let (mut start, end, mut got, mut pages) = (key(2), key(count), Vec::new(), 0);
+    loop {
+        let query = RangeQuery { namespace: "n", start: &start, end: &end, through: BlockNumber(0), limit: 1000 };
+        let page = tables.range(query).expect("the rows are readable");
+        let bytes: usize = page.entries.iter().map(|entry| entry.key.len()).sum();
+        assert!(bytes < SCAN_BYTES_SOFT_MAX + KEY_BYTES_MAX, "{bytes}");
+        got.extend(page.entries.into_iter().map(|entry| entry.value[0]));
+        pages += 1;
+        match page.next {
+            Some(next) => start = next.to_vec(),
+            None => break,
+        }
+    }
+    assert_eq!((got, pages), ((2..count).collect::<Vec<u8>>(), 2));
 }
 
 async fn rows_written_late_and_twice_change_only_what_they_say(mut engine: Engine) {
