@@ -7,6 +7,10 @@
 //!    skipped as well, but without a cool-down.
 //! 3. If all nodes are in cool-down, the gateway asks them nevertheless, since one may have recovered.
 //!
+//! A node that does not know a contract, its approval or its package may only be behind: a following node learns of a
+//! definition after its primary has reported the block as committed. The gateway asks the other nodes, the primary among them,
+//! and takes the error as final only if no node answers otherwise.
+//!
 //! Running a proposal changes nothing, so a proposal may run twice. If the contract, a policy or a time limit ends a
 //! proposal with an error, the gateway asks no other node, since every node would answer the same.
 
@@ -40,20 +44,24 @@ struct BalancedNode {
 }
 
 /// What to do after a failed attempt.
-#[derive(PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum RetryAdvice {
     /// Return the error: every node would answer it.
     Final,
     /// Ask another node; this one is at its limit.
     NextNode,
+    /// Ask another node; this one may be behind, or lack a package. Of several errors this is the least certain one.
+    MayBeBehind,
     /// Ask another node, and put this one into cool-down.
     CoolDown,
 }
 
 fn advice(error: &EndorseError) -> RetryAdvice {
     match error {
-        // Another node of the peer may have the package.
-        EndorseError::Overloaded | EndorseError::NotInstalled { .. } => RetryAdvice::NextNode,
+        EndorseError::Overloaded => RetryAdvice::NextNode,
+        EndorseError::UnknownChaincode { .. }
+        | EndorseError::NotApproved { .. }
+        | EndorseError::NotInstalled { .. } => RetryAdvice::MayBeBehind,
         EndorseError::State { kind: ErrorKind::Corrupt | ErrorKind::Rejected, .. } => RetryAdvice::Final,
         EndorseError::State { .. } | EndorseError::ChannelStopped { .. } | EndorseError::Stopped => {
             RetryAdvice::CoolDown
@@ -117,16 +125,20 @@ impl BalancedEndorser {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            match advice(&error) {
+            let advice = advice(&error);
+            match advice {
                 RetryAdvice::Final => return Err(error),
-                RetryAdvice::NextNode => {}
+                RetryAdvice::NextNode | RetryAdvice::MayBeBehind => {}
                 RetryAdvice::CoolDown => {
                     node.cools_down_until.store((rt::now() + COOL_DOWN).nanos(), Ordering::Relaxed);
                     NodesPassedOver.add(1);
                 }
             }
             ProposalsMoved.add(1);
-            last = Some(error);
+            // If a node with the answer is only busy or gone, the client shall try again.
+            if last.is_none() || advice != RetryAdvice::MayBeBehind {
+                last = Some(error);
+            }
         }
         Err(last.expect("there is a node, and it was asked"))
     }
@@ -277,6 +289,42 @@ mod tests {
             // During cool-down they are asked nevertheless.
             nodes[2].say(None);
             assert_eq!(balanced.evaluate(Bytes::new()).await.expect("one is back").status, 2);
+        });
+    }
+
+    fn unknown() -> EndorseError {
+        EndorseError::UnknownChaincode { name: "basic".to_owned(), channel: "ch".to_owned() }
+    }
+
+    /// The story: a client committed a definition and called the contract at once. A following node had not applied the block
+    /// yet, and its answer, that there is no such contract, became the client's.
+    #[test]
+    fn a_contract_is_unknown_only_if_no_node_knows_it() {
+        simulate(|nodes, balanced| async move {
+            let not_approved =
+                || EndorseError::NotApproved { contract: "basic".to_owned(), sequence: 2, channel: "ch".to_owned() };
+            nodes[0].say(Some(unknown()));
+            nodes[1].say(Some(not_approved()));
+            for _ in 0..6 {
+                assert_eq!(balanced.evaluate(Bytes::new()).await.expect("the primary knows it").status, 2);
+            }
+            let before = [0, 1, 2].map(|place: usize| nodes[place].runs());
+            nodes[2].say(Some(unknown()));
+            let error = balanced.process(Bytes::new()).await.expect_err("nobody knows it");
+            assert!(
+                matches!(error, EndorseError::UnknownChaincode { .. } | EndorseError::NotApproved { .. }),
+                "{error}"
+            );
+            assert_eq!([0, 1, 2].map(|place: usize| nodes[place].runs()), before.map(|runs| runs + 1), "each once");
+            // The node that knows it may be the one that cannot answer: the client shall try again.
+            for says in [no_lease(), EndorseError::Overloaded] {
+                for place in 0..3 {
+                    nodes.iter().for_each(|node| node.say(Some(unknown())));
+                    nodes[place].say(Some(says.clone()));
+                    let error = balanced.evaluate(Bytes::new()).await.expect_err("nobody answers");
+                    assert_eq!(error.kind(), ErrorKind::Retry, "{error}");
+                }
+            }
         });
     }
 
