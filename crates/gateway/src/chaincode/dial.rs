@@ -24,7 +24,8 @@ pub struct DialConfig {
     pub address: String,
     /// How long an attempt to connect may take.
     pub dial_timeout: Duration,
-    /// Certificates of the authorities that the chaincode's certificate comes from, in PEM; `None` without TLS.
+    /// Certificates of the authorities that the chaincode's certificate comes from, in PEM, and their revocation lists, if there are
+    /// any; `None` without TLS.
     pub roots_pem: Option<Vec<u8>>,
     /// The peer's own identity, for a chaincode that asks for one. Without TLS it is not used.
     pub identity: Option<ClientIdentity>,

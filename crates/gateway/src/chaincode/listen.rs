@@ -22,10 +22,11 @@ use contract::shim::{
     ChaincodeService, ChaincodeStream, MESSAGE_BYTES_MAX, MessageReceiver, MessageSender, Registration,
 };
 use futures_util::future::{Either, select};
-use identity::Certificate;
+use identity::{Certificate, Revocations};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 
 use super::framing::framed;
+use super::revocation::UnrevokedClients;
 use crate::grpc::connection::GrpcService;
 use crate::grpc::{GrpcCode, GrpcStatus, IncomingCall, MessageStream, PresentedCertificate, Responder};
 
@@ -186,10 +187,11 @@ impl MessageSender for CallSender {
     }
 }
 
-/// TLS with the peer's certificate, for clients that have a certificate from one of the authorities in `roots_pem`.
+/// TLS with the peer's certificate, for clients that have a certificate from one of the authorities in `roots_pem` and that is on no
+/// revocation list in there.
 ///
 /// # Errors
-/// If a PEM cannot be read, or the key does not match the certificate.
+/// If a PEM or a list cannot be read, or the key does not match the certificate.
 pub fn tls_for_chaincodes(
     certificate_pem: &[u8],
     key_pem: &[u8],
@@ -207,6 +209,10 @@ pub fn tls_for_chaincodes(
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone());
     let verifier = verifier.build().map_err(|error| wrong(format!("the authorities of chaincodes: {error}")))?;
+    let revocations = Revocations::of_pem(roots_pem);
+    let revocations =
+        revocations.map_err(|error| wrong(format!("the revocation lists of chaincodes' authorities: {error}")))?;
+    let verifier = Arc::new(UnrevokedClients { verifier, revocations });
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong(error.to_string()))?

@@ -13,6 +13,7 @@ mod bridge;
 mod dial;
 mod framing;
 mod listen;
+mod revocation;
 mod socket_owner;
 
 pub use bridge::ChaincodeBridge;

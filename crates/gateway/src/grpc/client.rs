@@ -17,6 +17,7 @@ use h2::{RecvStream, SendStream};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, TE};
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, StatusCode, Uri};
+use identity::Revocations;
 use prost::Message;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 use tokio::io::{AsyncRead, AsyncWrite, BufReader, BufWriter};
@@ -49,7 +50,7 @@ pub struct ConnectTarget {
 /// What a client needs to authenticate a server.
 #[derive(Clone, Debug)]
 pub struct ClientTls {
-    /// Certificates of the authorities, in PEM.
+    /// Certificates of the authorities, in PEM, and their revocation lists, if there are any.
     pub roots_pem: Vec<u8>,
     /// The name that the server's certificate must bear.
     pub server_name: String,
@@ -164,6 +165,7 @@ impl GrpcConnection {
             let certificate = certificate.map_err(|error| tls_error(error.to_string()))?;
             roots.add(certificate).map_err(|error| tls_error(error.to_string()))?;
         }
+        let revocations = Revocations::of_pem(&tls.roots_pem).map_err(|error| tls_error(error.to_string()))?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let config = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -183,6 +185,8 @@ impl GrpcConnection {
         let name = ServerName::try_from(tls.server_name.clone()).map_err(|error| tls_error(error.to_string()))?;
         let stream =
             tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, socket).await.map_err(io_error)?;
+        let chain = stream.get_ref().1.peer_certificates().into_iter().flatten().map(|certificate| &certificate[..]);
+        revocations.check(chain).map_err(|error| io_error(io::Error::new(io::ErrorKind::PermissionDenied, error)))?;
         let authority = match target.address.rsplit_once(':') {
             Some((_, port)) => format!("{}:{port}", tls.server_name),
             None => tls.server_name.clone(),

@@ -16,10 +16,12 @@ use gateway::grpc::message::{PREFIX_BYTES, frame};
 use gateway::grpc::{GrpcCode, GrpcStatus};
 use gateway::server::{self, PortLimits};
 use identity::issue::{CertificateTerms, IssuingOrganization, TlsIdentity};
-use identity::{KeyKind, MemberRole};
+use identity::{Certificate, KeyKind, MemberRole};
 use prost::Message as _;
 use proto::protos::chaincode_message::Type;
 use proto::protos::{ChaincodeId, ChaincodeMessage, Response};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 /// Its label is the common name of the certificate that [`certified`] makes for `assets`.
 const PACKAGE: &str = "assets.chaincodes.example.com:ab";
@@ -84,9 +86,13 @@ struct Port {
 
 impl Port {
     async fn open(authorities: &IssuingOrganization) -> Port {
+        Port::trusting(&certified(authorities, "any").authority_pem).await
+    }
+
+    /// Trusts the authorities in this file, which may hold revocation lists, too.
+    async fn trusting(roots: &[u8]) -> Port {
         let own = certified(&authority(), "peer");
-        let roots = certified(authorities, "any").authority_pem;
-        let tls = tls_for_chaincodes(&own.certificate_pem, &own.key_pem, &roots).expect("certificates");
+        let tls = tls_for_chaincodes(&own.certificate_pem, &own.key_pem, roots).expect("certificates");
         let service = Arc::new(ChaincodeService::awaited("assets", Some(PACKAGE)));
         let listener = server::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -191,40 +197,59 @@ async fn a_chaincode_registers_as_no_package_but_that_of_its_certificate() {
 }
 
 /// A chaincode that listens, answers one call of each stream, and speaks first, as shims do.
-async fn listening_chaincode() -> SocketAddr {
+async fn listening_chaincode(identity: Option<&TlsIdentity>) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("it is bound");
+    let acceptor = identity.map(|identity| {
+        let chain = CertificateDer::pem_slice_iter(&identity.certificate_pem).collect::<Result<Vec<_>, _>>();
+        let key = PrivateKeyDer::from_pem_slice(&identity.key_pem).expect("a key");
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = builder.expect("versions").with_no_client_auth().with_single_cert(chain.expect("PEM"), key);
+        let mut config = config.expect("the key is the certificate's");
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        tokio_rustls::TlsAcceptor::from(Arc::new(config))
+    });
     tokio::spawn(async move {
         loop {
             let (socket, _) = listener.accept().await.expect("descriptors are left");
-            let mut connection = h2::server::handshake(socket).await.expect("HTTP/2");
+            let acceptor = acceptor.clone();
             tokio::spawn(async move {
-                while let Some(Ok((request, mut respond))) = connection.accept().await {
-                    assert_eq!(request.uri().path(), "/protos.Chaincode/Connect");
-                    tokio::spawn(async move {
-                        let mut answers = respond.send_response(http::Response::new(()), false).ok()?;
-                        answers.send_data(frame(&registration(PACKAGE)), false).ok()?;
-                        let (mut body, mut received) = (request.into_body(), BytesMut::new());
-                        loop {
-                            let chunk = body.data().await?.ok()?;
-                            received.extend_from_slice(&chunk);
-                            while let Some(length) = received.get(1..PREFIX_BYTES) {
-                                let length = u32::from_be_bytes(length.try_into().expect("four bytes")) as usize;
-                                let Some(message) = received.get(PREFIX_BYTES..PREFIX_BYTES + length) else { break };
-                                let message = ChaincodeMessage::decode(message).expect("a message");
-                                let _ = received.split_to(PREFIX_BYTES + length);
-                                if message.r#type() == Type::Transaction {
-                                    answers.send_data(frame(&completed(&message)), true).ok()?;
-                                    return Some(());
-                                }
-                            }
-                        }
-                    });
+                match acceptor {
+                    None => answer_one_call(socket).await,
+                    Some(acceptor) => answer_one_call(acceptor.accept(socket).await.ok()?).await,
                 }
             });
         }
     });
     address
+}
+
+async fn answer_one_call(socket: impl AsyncRead + AsyncWrite + Unpin) -> Option<()> {
+    let mut connection = h2::server::handshake(socket).await.ok()?;
+    while let Some(Ok((request, mut respond))) = connection.accept().await {
+        assert_eq!(request.uri().path(), "/protos.Chaincode/Connect");
+        tokio::spawn(async move {
+            let mut answers = respond.send_response(http::Response::new(()), false).ok()?;
+            answers.send_data(frame(&registration(PACKAGE)), false).ok()?;
+            let (mut body, mut received) = (request.into_body(), BytesMut::new());
+            loop {
+                let chunk = body.data().await?.ok()?;
+                received.extend_from_slice(&chunk);
+                while let Some(length) = received.get(1..PREFIX_BYTES) {
+                    let length = u32::from_be_bytes(length.try_into().expect("four bytes")) as usize;
+                    let Some(message) = received.get(PREFIX_BYTES..PREFIX_BYTES + length) else { break };
+                    let message = ChaincodeMessage::decode(message).expect("a message");
+                    let _ = received.split_to(PREFIX_BYTES + length);
+                    if message.r#type() == Type::Transaction {
+                        answers.send_data(frame(&completed(&message)), true).ok()?;
+                        return Some(());
+                    }
+                }
+            }
+        });
+    }
+    None
 }
 
 fn dialer(address: SocketAddr, roots_pem: Option<Vec<u8>>) -> ChaincodeDialer {
@@ -234,7 +259,7 @@ fn dialer(address: SocketAddr, roots_pem: Option<Vec<u8>>) -> ChaincodeDialer {
 
 #[tokio::test]
 async fn a_peer_connects_to_a_chaincode_that_listens_and_again_after_its_stream_ended() {
-    let address = listening_chaincode().await;
+    let address = listening_chaincode(None).await;
     let service = Arc::new(ChaincodeService::dialed("assets", Some(PACKAGE), Box::new(dialer(address, None))));
     for _ in 0..3 {
         assert_eq!(execute(&service).await.expect("the chaincode serves"), "done");
@@ -261,5 +286,42 @@ async fn a_dialer_gives_up_where_no_chaincode_proves_itself() {
     let start = Instant::now();
     assert!(dialer(address, Some(roots_pem.clone())).connect().await.is_err());
     assert!(start.elapsed() < Duration::from_secs(30), "the dial has a time limit");
-    assert!(dialer(listening_chaincode().await, Some(roots_pem)).connect().await.is_err());
+    assert!(dialer(listening_chaincode(None).await, Some(roots_pem)).connect().await.is_err());
+}
+
+/// The authority's certificate and the list of the certificates that it has revoked, in one file.
+fn with_list(authority: &IssuingOrganization, revoked: &[&TlsIdentity]) -> Vec<u8> {
+    let certificates: Vec<Certificate> =
+        revoked.iter().map(|tls| Certificate::from_pem(&tls.certificate_pem).expect("a certificate")).collect();
+    let list = authority.tls_authority().revoke(&certificates.iter().collect::<Vec<_>>()).expect("a list");
+    [&authority.tls_authority().certificate_pem()[..], &list].concat()
+}
+
+/// The story: a list beside the authorities' certificates was ignored, so the holder of a stolen key served a contract's calls
+/// until its certificate expired.
+#[tokio::test]
+async fn a_revoked_chaincode_is_refused_both_ways_round() {
+    let authorities = authority();
+    let (stolen, good) = (certified(&authorities, "assets"), certified(&authorities, "assets"));
+    let file = with_list(&authorities, &[&stolen]);
+    let port = Port::trusting(&file).await;
+    assert!(port.register(Some(&identity_of(&stolen)), PACKAGE).await.is_err(), "its certificate is revoked");
+    assert!(!port.service.is_connected().await);
+    let registered = port.register(Some(&identity_of(&good)), PACKAGE).await;
+    let _streams = registered.unwrap_or_else(|status| panic!("{status}"));
+    port.stop.cancel();
+
+    let address = listening_chaincode(Some(&stolen)).await;
+    let error = dialer(address, Some(file.clone())).connect().await.err().expect("its certificate is revoked");
+    assert!(error.contains("revoked"), "{error}");
+    dialer(address, Some(authorities.tls_authority().certificate_pem().to_vec())).connect().await.expect("no list");
+    let address = listening_chaincode(Some(&good)).await;
+    dialer(address, Some(file)).connect().await.expect("its certificate is not on the list");
+
+    // A list that cannot be read is no reason to go on without it.
+    let own = certified(&authority(), "peer");
+    let garbage = b"-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n";
+    let file = [&authorities.tls_authority().certificate_pem()[..], garbage].concat();
+    tls_for_chaincodes(&own.certificate_pem, &own.key_pem, &file).expect_err("the list is malformed");
+    assert!(dialer(address, Some(file)).connect().await.is_err());
 }
