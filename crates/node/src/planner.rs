@@ -531,6 +531,8 @@ impl Planner<'_> {
             compute: at.compute[organization].clone(),
             orderer_msp_id: self.network.orderer().msp_id.clone(),
             orderers: at.intakes.clone(),
+            orderer_reached_at: (config.ports.orderer == 0)
+                .then(|| format!("{}:{}", self.network.orderer().host, at.orderers[0].port())),
             organizations: config.network.organizations.clone(),
             watch: matches!(self.placement, Placement::OneHost { .. }).then(|| "../..".into()),
             free_bytes_min: config.storage.free_bytes_min,

@@ -34,6 +34,9 @@ pub struct OrdererEndpoint {
     pub msp_id: MspId,
     /// Its address, for error details.
     pub address: Arc<str>,
+    /// Host and port at which clients reach it, if the port is chosen at each start, so that the channel's configuration cannot name
+    /// it. Discovery then names this port for the host.
+    pub reached_at: Option<Arc<str>>,
     /// Takes envelopes.
     pub broadcast: Arc<dyn Broadcast>,
 }

@@ -111,6 +111,8 @@ pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError>
     let ordering_node = OrdererEndpoint {
         msp_id: MspId::new(network.orderer.msp_id.as_str()),
         address: orderer_address.to_string().into(),
+        reached_at: (config.ports.orderer == 0)
+            .then(|| format!("{}:{}", network.orderer.host, orderer_address.port()).into()),
         broadcast: broadcast(&network, &orderings, &stop).await?,
     };
     let organizations = ordering.chain().policies().members().msps().count();

@@ -483,6 +483,7 @@ impl RoleContext<'_> {
         let orderer = OrdererEndpoint {
             msp_id: MspId::new(section.orderer_msp_id.as_str()),
             address: section.orderers.join(" or ").into(),
+            reached_at: section.orderer_reached_at.as_deref().map(Into::into),
             broadcast,
         };
         let intake = TransactionIntake::default();

@@ -349,6 +349,9 @@ pub struct GatewayFile {
     pub orderer_msp_id: String,
     /// The orderers: `tls:`.
     pub orderers: Vec<String>,
+    /// Host and port at which clients reach the first orderer, if the plan has chosen the port: discovery names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub orderer_reached_at: Option<String>,
     /// All organisations of the channel, for contracts whose policy is a word.
     pub organizations: Vec<String>,
     /// A folder on the network's disk, if the gateway shares it: with less than `free_bytes_min` free, new transactions

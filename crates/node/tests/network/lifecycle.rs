@@ -4,8 +4,16 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use gateway::client::{GatewayClient, GrpcCode, GrpcConnection};
+use gateway::grpc::client::ClientIdentity;
+use identity::issue::{CertificateTerms, IssuingOrganization};
+use identity::{KeyKind, MemberRole, sha256};
 use node::config::{HeddleConfig, organization_names};
 use node::{Network, NodeError, RunningNetwork};
+use prost::Message as _;
+use proto::discovery::query::Query as Kind;
+use proto::discovery::query_result::Result as Found;
+use proto::discovery::{AuthInfo, ConfigQuery, Query, Request, Response, SignedRequest};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
 
 fn config(organizations: usize) -> HeddleConfig {
     let mut config = HeddleConfig::default();
@@ -130,5 +138,53 @@ async fn a_network_without_tls_works_too() {
     let client = client.with_deadline(Some(Duration::from_millis(200)));
     let status = client.commit_status("mychannel", "unknown").await.expect_err("no such transaction");
     assert_eq!(status.code, GrpcCode::DeadlineExceeded);
+    running.stop().await.expect("a stop without errors");
+}
+
+/// The ports of the orderers that a gateway's discovery names.
+async fn discovered_orderer_ports(running: &RunningNetwork) -> Vec<u32> {
+    let own = IssuingOrganization::create("AnyMSP", "any.example.com", &CertificateTerms::starting_now(KeyKind::P256));
+    let own = own.expect("an authority").issue_tls(MemberRole::Client, "any", &[]).expect("a certificate");
+    let der = CertificateDer::from_pem_slice(&own.certificate_pem).expect("a certificate");
+    let identity = ClientIdentity { certificate_pem: own.certificate_pem.to_vec(), key_pem: own.key_pem.to_vec() };
+    let connected = GrpcConnection::connect_as(&running.gateway(0), Some(&identity), Duration::from_secs(10)).await;
+    let signer = running.user(0);
+    let authentication = AuthInfo {
+        client_identity: signer.serialized().clone(),
+        client_tls_cert_hash: Bytes::copy_from_slice(&sha256([&der[..]])),
+    };
+    let query = Query { channel: "mychannel".to_owned(), query: Some(Kind::ConfigQuery(ConfigQuery {})) };
+    let request = Request { authentication: Some(authentication), queries: vec![query] };
+    let payload = Bytes::from(request.encode_to_vec());
+    let signature = signer.sign(&payload);
+    let request = SignedRequest { payload, signature };
+    let connection = connected.expect("a gateway that listens");
+    let response: Response = connection
+        .unary("/discovery.Discovery/Discover", &request, None)
+        .await
+        .unwrap_or_else(|status| panic!("{status}"));
+    let Some(Some(Found::ConfigResult(config))) = response.results.into_iter().next().map(|result| result.result)
+    else {
+        panic!("no configuration")
+    };
+    config.orderers["OrdererMSP"].endpoint.iter().map(|endpoint| endpoint.port).collect()
+}
+
+/// The story: with `ports.orderer = 0` the channel's configuration names a port that nobody listens at, and so did discovery.
+#[tokio::test(flavor = "multi_thread")]
+async fn discovery_names_the_port_at_which_the_orderer_listens() {
+    let port = |running: &RunningNetwork| {
+        let target = running.orderer_target().address;
+        target.rsplit_once(':').expect("an address has a port").1.parse::<u32>().expect("a number")
+    };
+    let folder = tempfile::tempdir().expect("a temporary directory");
+    let network = Network::create(folder.path(), &config(1)).await.expect("a network");
+    let running = network.run().await.expect("a network that runs");
+    assert_eq!(discovered_orderer_ports(&running).await, [port(&running)]);
+    running.stop().await.expect("a stop without errors");
+
+    // After a restart it is another one.
+    let running = Network::open(folder.path()).await.expect("the same network").run().await.expect("it runs");
+    assert_eq!(discovered_orderer_ports(&running).await, [port(&running)]);
     running.stop().await.expect("a stop without errors");
 }

@@ -82,10 +82,13 @@ impl RequestAnswers<'_> {
         let (policies, name) = (channel.policies(), query.channel.as_str());
         self.check_writer(&policies)?;
         match query.decode()?.ok_or_else(unknown)? {
-            Kind::ConfigQuery(_) => config_result(policies.config()).map(Found::ConfigResult).map_err(|error| {
-                tracing::warn!(channel = name, %error, "the channel's configuration cannot be shown");
-                format!("failed fetching config for channel {name}")
-            }),
+            Kind::ConfigQuery(_) => {
+                let reached_at = self.state.orderers.iter().filter_map(|orderer| orderer.reached_at.as_deref());
+                config_result(policies.config(), reached_at).map(Found::ConfigResult).map_err(|error| {
+                    tracing::warn!(channel = name, %error, "the channel's configuration cannot be shown");
+                    format!("failed fetching config for channel {name}")
+                })
+            }
             Kind::PeerQuery(query) => {
                 let peers = self.peers(name, std::slice::from_ref(&policies)).await;
                 let search = EndorserSearch { policies: &policies, peers: &peers };

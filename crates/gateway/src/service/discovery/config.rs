@@ -10,11 +10,16 @@ use proto::msp::{FabricMspConfig, MspConfig};
 const FABRIC_MSP: i32 = 0;
 
 /// The definitions of all organisations, and where the orderers of each listen. As in Fabric, addresses of the channel count
-/// only if no organisation states its own, and an address that cannot be read is left out.
+/// only if no organisation states its own, and an address that cannot be read is left out. If an orderer's host listens at a port
+/// that was chosen at its start (`reached_at`), that port takes the place of the stated one.
 ///
 /// # Errors
 /// If the configuration cannot be decoded, which it could before.
-pub(super) fn config_result(config: &ChannelConfig) -> Result<ConfigResult, Error> {
+pub(super) fn config_result<'a>(
+    config: &ChannelConfig,
+    reached_at: impl Iterator<Item = &'a str>,
+) -> Result<ConfigResult, Error> {
+    let chosen: Vec<Endpoint> = reached_at.filter_map(endpoint).collect();
     let root = config.decode_root()?;
     let mut result = ConfigResult::default();
     for group in ["Orderer", "Application"].iter().filter_map(|name| root.groups.get(*name)) {
@@ -33,8 +38,10 @@ pub(super) fn config_result(config: &ChannelConfig) -> Result<ConfigResult, Erro
     let of_channel = of_channel.and_then(|value| OrdererAddresses::decode(value.value.clone()).ok());
     for organization in config.orderers() {
         let addresses = of_channel.as_ref().map_or(&organization.endpoints, |stated| &stated.addresses);
-        let endpoints = Endpoints { endpoint: addresses.iter().filter_map(|address| endpoint(address)).collect() };
-        result.orderers.insert(organization.msp_id.to_string(), endpoints);
+        let stated = addresses.iter().filter_map(|address| endpoint(address));
+        let endpoints =
+            stated.map(|stated| chosen.iter().find(|chosen| chosen.host == stated.host).cloned().unwrap_or(stated));
+        result.orderers.insert(organization.msp_id.to_string(), Endpoints { endpoint: endpoints.collect() });
     }
     Ok(result)
 }

@@ -16,6 +16,7 @@ use proto::protos::{
 };
 use rules::definitions::{ContractDefinitions, by_channel_policy};
 
+use super::super::config::config_result;
 use super::*;
 
 const NAMES: [&str; 3] = ["Org1MSP", "Org2MSP", "Org3MSP"];
@@ -199,4 +200,20 @@ fn a_filter_names_the_peers_that_run_all_of_its_chaincodes() {
     assert_eq!(count(vec![call("basic", &[]), call("assets", &[])]), Ok(2));
     assert_eq!(count(vec![call("assets", &["pair"])]), Ok(1));
     assert!(count(vec![call("absent", &[])]).is_err());
+}
+
+#[test]
+fn a_port_that_was_chosen_at_the_start_takes_the_place_of_the_stated_one() {
+    let channel = TestChannel::new(&[]);
+    let stated = |reached_at: &[&str]| {
+        let result = config_result(channel.policies.config(), reached_at.iter().copied()).expect("it can be decoded");
+        result.orderers["OrdererMSP"]
+            .endpoint
+            .iter()
+            .map(|one| format!("{}:{}", one.host, one.port))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(stated(&[]), ["orderer.example.com:7050"]);
+    assert_eq!(stated(&["other.example.com:40001"]), ["orderer.example.com:7050"]);
+    assert_eq!(stated(&["other.example.com:40001", "orderer.example.com:40000"]), ["orderer.example.com:40000"]);
 }
