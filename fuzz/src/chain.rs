@@ -8,14 +8,14 @@ use chain::remote::messages::{
     self, Ask, BlockAt, BlockResponse, BroadcastEnvelope, CommitNotification, CommittedTx, Hello, PeerRequest,
     RemoteFailure, ResultResponse, StatusRequest, StatusResponse, TransactionStatus, Welcome,
 };
-use chain::validate::offload::{SignatureVerdicts, VerificationChunk};
-use chain::validate::verify::SignatureVerdict;
 use ledger::proposal::Proposal;
 use ledger::rwset::{ReadWriteSet, VisitedWrite, visit_writes};
 use ledger::transaction::Transaction;
 use ledger::wire::Span;
 use prost::Message;
 use proto::protos;
+use validation::offload::{SignatureVerdicts, VerificationChunk};
+use validation::verify::SignatureVerdict;
 
 /// The targets of this module.
 pub const TARGETS: &[FuzzTarget] = &[

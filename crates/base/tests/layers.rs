@@ -34,14 +34,15 @@ const LAYERS: &[(&str, u32)] = &[
     ("state", 4),
     ("rules", 5),
     ("contract", 5),
-    ("chain", 6),
-    ("manager", 6),
-    ("gateway", 7),
-    ("node", 8),
-    ("heddle", 9),
-    ("simulator", 9),
-    ("bench", 9),
-    ("attack", 9),
+    ("validation", 6),
+    ("chain", 7),
+    ("manager", 7),
+    ("gateway", 8),
+    ("node", 9),
+    ("heddle", 10),
+    ("simulator", 10),
+    ("bench", 10),
+    ("attack", 10),
 ];
 
 /// Dependencies that break the layers, each with its reason.
@@ -53,7 +54,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
 ];
 
 /// The first layer that may speak gRPC and HTTP, and use tokio itself.
-const TRANSPORT_LAYER: u32 = 7;
+const TRANSPORT_LAYER: u32 = 8;
 /// Libraries that only those layers may use.
 const TRANSPORT: &[&str] = &["tonic", "hyper", "axum", "h2", "http", "tower", "tokio-rustls", "reqwest"];
 /// Crates below those layers that may use tokio, each with its reason.

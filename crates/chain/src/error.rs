@@ -108,6 +108,15 @@ pub enum Error {
     Stopped,
 }
 
+impl From<validation::Error> for Error {
+    fn from(error: validation::Error) -> Error {
+        match error {
+            validation::Error::Storage(error) => Error::Storage(error),
+            validation::Error::State(error) => Error::State(error),
+        }
+    }
+}
+
 impl Error {
     /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {

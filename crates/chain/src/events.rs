@@ -59,16 +59,6 @@ base::events! {
     histogram ApplyTime("heddle_chain_apply_seconds", seconds);
     /// Time from receiving a block to its commit.
     histogram CommitTime("heddle_chain_commit_seconds", seconds);
-    /// Transactions whose signatures another compute node of the peer has verified.
-    counter TransactionsOffloaded("heddle_chain_transactions_offloaded_total");
-    /// Transactions that were offloaded to another compute node of the peer, and whose signatures the primary has
-    /// verified after all.
-    counter TransactionsOffloadFailed("heddle_chain_transactions_offload_failed_total");
-    /// Transactions whose signatures another compute node of the peer had verified, and that the primary verified
-    /// again: as a random sample, or because the other node had called them wrong.
-    counter TransactionsReverified("heddle_chain_transactions_reverified_total");
-    /// Transactions whose signatures this compute node has verified for the primary of its peer.
-    counter TransactionsVerifiedForPrimary("heddle_chain_transactions_verified_for_primary_total");
     /// Callers that wait for a transaction's commit.
     gauge CommitWaiters("heddle_chain_commit_waiters");
 }

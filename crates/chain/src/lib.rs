@@ -67,7 +67,7 @@
 //! 1. [`endorse`]: a peer runs the contract that a proposal names against one snapshot of its state, and signs the
 //!    read-write set.
 //! 2. [`order`]: an orderer puts endorsed transactions into blocks, makes each block durable and hands it to the peers.
-//! 3. [`validate`]: a peer checks signatures and endorsements of a block's transactions in parallel, and conflicts in the
+//! 3. [`validation`]: a peer checks signatures and endorsements of a block's transactions in parallel, and conflicts in the
 //!    order of the block.
 //! 4. [`commit`]: the peer stores the block with its verdicts, applies the writes of valid transactions to the world state,
 //!    and notifies the callers that wait.
@@ -112,7 +112,6 @@ pub mod peer;
 pub mod private_block;
 pub mod remote;
 pub mod stores;
-pub mod validate;
 pub mod view;
 
 // Tests and examples share their network; inside the crate it finds this crate under its external name.

@@ -8,7 +8,6 @@
 use base::Bytes;
 use block_transport::protocol::DeliverResponse;
 use chain::remote::messages::{self, CommitNotification, PeerRequest, ResultResponse, Welcome};
-use chain::validate::offload::{SignatureVerdicts, VerificationChunk};
 use ledger::Block;
 use ledger::proposal::Proposal;
 use ledger::rwset::{NAMESPACES_MAX, ReadWriteSet};
@@ -17,6 +16,7 @@ use ledger::wire::put_bytes;
 use peak_alloc::PeakAlloc;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::{Config, TestRunner};
+use validation::offload::{SignatureVerdicts, VerificationChunk};
 
 #[global_allocator]
 static PEAK: PeakAlloc = PeakAlloc;

@@ -10,7 +10,7 @@
 //! | `$$expiry` | the block that removes a hash, the namespace of the hash, and the hash | [`MARKER`] |
 //! | `$$rules` | `definitions` | [`MARKER`] |
 //!
-//! A row in `$$expiry` has the version of the write that expires; see `chain::validate`. Every block that writes to the
+//! A row in `$$expiry` has the version of the write that expires; see `validation`. Every block that writes to the
 //! namespace of definitions rewrites the row in `$$rules`, so that its version tells a reader of the state that
 //! definitions may have changed.
 //!

@@ -43,6 +43,7 @@ pub(crate) fn register() {
     event::register(state::events::EVENTS);
     event::register(block_transport::events::EVENTS);
     event::register(private_data::events::EVENTS);
+    event::register(validation::events::EVENTS);
     event::register(chain::events::EVENTS);
     event::register(contract::events::EVENTS);
     event::register(gateway::events::EVENTS);

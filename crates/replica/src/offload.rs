@@ -1,6 +1,6 @@
 //! Decides which signature checks of a block a primary offloads to its followers, and which followers it trusts.
 //!
-//! The caller, `chain::validate::offload`, makes the checks and the messages that carry them; the steps are in its
+//! The caller, `validation::offload`, makes the checks and the messages that carry them; the steps are in its
 //! head. This module decides in step 1 whether the primary offloads a chunk, and how busy the follower that gets it may
 //! be; in step 5, which verdicts the primary checks itself; in step 6, that a follower that lied gets no more work.
 

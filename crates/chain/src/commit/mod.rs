@@ -8,7 +8,7 @@
 //!    hash), that the hash of its data equals the data hash in its header, and that it is signed as the channel's
 //!    policy requires. If a check fails, the connection ends, and the peer asks another orderer.
 //! 2. **Verify**: the block's transactions are split into chunks, and a separate task verifies the signatures and
-//!    policies of each chunk ([`crate::validate::verify`]). Up to [`pipeline::VERIFIED_AHEAD_MAX`] blocks are verified
+//!    policies of each chunk ([`validation::verify`]). Up to [`pipeline::VERIFIED_AHEAD_MAX`] blocks are verified
 //!    ahead.
 //! 3. **Validate**: in the order of blocks, the stage finds duplicates, checks policies of keys and conflicts against
 //!    the state and the batches of earlier blocks that are not applied yet, and computes the commit hash. It appends

@@ -27,12 +27,12 @@ use super::context::{ChainTip, CommitContext};
 use super::recent::CommittedBlock;
 use super::replay::{derived_updates, stored_updates};
 use crate::fault::{StallReasons, hold_up, retry_backoff, run_stage};
-use crate::validate::block::{BlockRules, BlockVerdict, validate_block};
-use crate::validate::known_rows::KnownRows;
-use crate::validate::offload::{VERIFY_CHUNK_TRANSACTIONS, VerificationChunk, chunk_bytes, verify_at_follower};
-use crate::validate::verify::{VerifiedTransaction, verify_transactions};
-use crate::validate::view::BlockStateView;
 use crate::{Error, events};
+use validation::block::{BlockRules, BlockVerdict, validate_block};
+use validation::known_rows::KnownRows;
+use validation::offload::{VERIFY_CHUNK_TRANSACTIONS, VerificationChunk, chunk_bytes, verify_at_follower};
+use validation::verify::{VerifiedTransaction, verify_transactions};
+use validation::view::BlockStateView;
 
 /// The largest number of blocks that wait for stage 3 while their transactions are verified.
 pub const VERIFIED_AHEAD_MAX: usize = 3;
@@ -307,7 +307,7 @@ async fn validate_next(
                     return Ok(None);
                 }
             }
-            verdict => return verdict.map(Some),
+            verdict => return Ok(Some(verdict?)),
         }
     }
 }

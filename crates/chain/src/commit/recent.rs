@@ -15,7 +15,7 @@ use ledger::Code;
 use proto::common::HeaderType;
 
 use crate::Error;
-use crate::validate::verify::{VerifiedTransaction, claimed};
+use validation::verify::{VerifiedTransaction, claimed};
 
 /// The largest number of blocks in the ring.
 pub const RECENT_BLOCKS_MAX: usize = 128;
@@ -53,7 +53,7 @@ impl CommittedTransaction {
 
 impl CommittedBlock {
     /// A block as this peer stores it, with its transactions as this node verified them.
-    pub(crate) fn of_verified(stored: Block, examined: Vec<VerifiedTransaction>, codes: &[Code]) -> CommittedBlock {
+    pub fn of_verified(stored: Block, examined: Vec<VerifiedTransaction>, codes: &[Code]) -> CommittedBlock {
         let transactions = examined
             .into_iter()
             .zip(codes)

@@ -405,7 +405,7 @@ fn blocks_that_fabric_wrote_are_read_as_committed() {
         let committed = CommittedBlock::of_stored(block.clone()).expect("it has a filter");
         for (transaction, envelope) in committed.transactions().iter().zip(block.envelopes()) {
             assert_eq!(transaction.code, Code::VALID);
-            let examined = crate::validate::verify::verify_transaction(&envelope, &rules);
+            let examined = validation::verify::verify_transactions([envelope.clone()], &rules).remove(0);
             let name = examined.outcome.as_ref().and_then(|outcome| outcome.chaincode()).expect("it names one");
             // The chaincode's name in the golden ledger decides whether it is one of ours; the transaction is
             // well-formed in any case.
@@ -419,7 +419,7 @@ fn blocks_that_fabric_wrote_are_read_as_committed() {
         let previous = block8.metadata().commit_hash().expect("well formed").expect("it has one");
         if block.number().get() == 9 {
             let codes: Vec<Code> = block.metadata().filter().iter().map(|code| Code(*code)).collect();
-            let hash = crate::validate::block::commit_hash(&codes, &batch, Some(&previous));
+            let hash = validation::block::commit_hash(&codes, &batch, Some(&previous));
             assert_eq!(Some(hash), block.metadata().commit_hash().expect("well formed"));
         }
     }

@@ -20,9 +20,9 @@ use storage::{StateStore, Watermark};
 
 use super::{ComputeNodeSetup, FollowedChannel, PeerMemory};
 use crate::stores::{ChannelStores, NodeStores, PeerStores, WorldStateFactory};
-use crate::validate::offload::VerificationWorker;
 use crate::view::ChannelView;
 use crate::{Channel, Error, Peer, PeerSetup};
+use validation::offload::VerificationWorker;
 
 /// The roles of a node in its one channel.
 pub(super) struct ChannelRoles {

@@ -18,7 +18,7 @@
 //! need not be in Fabric's encoding to be decoded, and bytes that are no such message are an error. Hashes are always over
 //! received bytes.
 //!
-//! Left to others: peers find conflicts in `chain::validate`.
+//! Left to others: peers find conflicts in `validation`.
 
 mod count;
 mod decode;

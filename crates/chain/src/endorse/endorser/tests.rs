@@ -347,7 +347,7 @@ fn a_denied_certificate_is_served_nothing_and_its_old_transactions_stay_valid() 
         peer.evaluate(client.proposal("basic", "GetAllAssets", &[]).bytes).await.expect_err("denied");
         let refused = order().expect_err("denied");
         assert_eq!(refused.status(), proto::common::Status::Forbidden);
-        let examined = crate::validate::verify::verify_transaction(&envelope, &rules);
+        let examined = validation::verify::verify_transactions([envelope.clone()], &rules).remove(0);
         assert!(examined.form.is_valid() && examined.endorsement.is_valid(), "validation never looks at the list");
 
         DenyList::of_process().replace(Vec::new());

@@ -14,8 +14,8 @@ use ledger::namespace::{self, EXPIRY, MARKER, NamespaceContent};
 use rules::access::ChannelPolicies;
 use state::UpdateBatch;
 
-use super::known_rows::KnownRows;
-use super::view::BlockStateView;
+use crate::known_rows::KnownRows;
+use crate::view::BlockStateView;
 
 /// Adds the expiries that a block schedules and the rows that it removes to its changes. Returns whether there were
 /// any. `version` is the version of changes by the block itself.

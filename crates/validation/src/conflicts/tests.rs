@@ -11,9 +11,9 @@ use proto::kvrwset::{KvrwSet, QueryReadsMerkleSummary, RangeQueryInfo};
 use proto::rwset::{NsReadWriteSet, TxReadWriteSet};
 use state::{RangePage, Snapshot, StateEntry, UpdateBatch, Versioned};
 
-use crate::validate::conflicts::check_conflicts;
-use crate::validate::known_rows::KnownRows;
-use crate::validate::view::BlockStateView;
+use crate::conflicts::check_conflicts;
+use crate::known_rows::KnownRows;
+use crate::view::BlockStateView;
 use ledger::Code;
 use ledger::rwset::merkle::{DEGREE, RangeSummarizer, SummarizerOutcome};
 use ledger::rwset::{RangeRecorder, ReadWriteSet, ReadWriteSetRecorder};

@@ -23,8 +23,8 @@ use ledger::namespace;
 use ledger::rwset::ReadWriteSet;
 use state::UpdateBatch;
 
-use super::known_rows::KnownRows;
-use super::view::BlockStateView;
+use crate::known_rows::KnownRows;
+use crate::view::BlockStateView;
 
 const VALUE: u8 = 1;
 const METADATA: u8 = 2;

@@ -18,18 +18,22 @@ use proto::protos::{
 };
 use replica::offload::OffloadConfig;
 
-use crate::commit::recent::CommittedBlock;
 use crate::support::{CHANNEL, Consortium, ConsortiumConfig, encode};
-use crate::validate::offload::{VerificationChunk, verify_offloaded};
-use crate::validate::verify::{
-    SignatureVerdict, VerifiedTransaction, genuine_endorsers, verify_transaction, verify_transactions,
-    verify_transactions_as, verify_with_verdict,
-};
+use chain::commit::recent::CommittedBlock;
 use ledger::Code;
 use ledger::lifecycle::ContractDefinition;
 use ledger::rwset::{KEY_BYTES_MAX, ReadWriteSetRecorder};
 use rules::access::ChannelPolicies;
 use rules::definitions::{ContractDefinitions, by_channel_policy};
+use validation::offload::{VerificationChunk, verify_offloaded};
+use validation::verify::{
+    SignatureVerdict, VerifiedTransaction, genuine_endorsers, verify_transactions, verify_transactions_as,
+    verify_with_verdict,
+};
+
+fn verify_transaction(envelope: &Bytes, policies: &ChannelPolicies) -> VerifiedTransaction {
+    verify_transactions([envelope.clone()], policies).remove(0)
+}
 
 /// Crafts the transaction, one word of the notation at a time; see [`Craft::change`].
 struct Craft<'a> {

@@ -11,10 +11,13 @@
 //!    stopped early is repeated up to and including the last key that it returned.
 //! 4. The versions of the private keys that the candidate read in that namespace are compared as in step 2.
 //! 5. The changes of a valid transaction join the block's batch with the version (block, position)
-//!    ([`super::updates`]).
+//!    ([`crate::updates`]).
 //!
 //! By step 2 every write of an earlier valid transaction of the block conflicts with a later read of the same key. This
 //! includes a write that deletes a key that never existed. Fabric behaves the same way in both cases.
+
+#[cfg(test)]
+mod tests;
 
 use base::Version;
 use identity::hex;
@@ -24,9 +27,9 @@ use ledger::rwset::merkle::{MerkleSummary, RangeSummarizer, SummarizerOutcome};
 use ledger::rwset::{NamespaceReadWriteSet, RangeReads, ReadVersion, ReadWriteSet, ScannedRange};
 use state::UpdateBatch;
 
-use super::known_rows::KnownRows;
-use super::updates::BlockUpdates;
-use super::view::{BlockStateView, after};
+use crate::known_rows::KnownRows;
+use crate::updates::BlockUpdates;
+use crate::view::{BlockStateView, after};
 
 /// The result of the conflict checks of a block.
 #[derive(Debug, Default)]
@@ -167,7 +170,7 @@ async fn same_results(
     }
 }
 
-async fn same_summary(expected: &MerkleSummary, scan: &mut super::view::StateScan) -> Result<bool, state::Error> {
+async fn same_summary(expected: &MerkleSummary, scan: &mut crate::view::StateScan) -> Result<bool, state::Error> {
     let mut summarizer = RangeSummarizer::new(expected.degree);
     while let Some((key, version)) = scan.next().await? {
         summarizer.add(&key, version);

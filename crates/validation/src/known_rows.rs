@@ -5,7 +5,7 @@ use base::Map;
 use ledger::namespace::{self, EXPIRY, NamespaceContent};
 use state::UpdateBatch;
 
-use super::view::BlockStateView;
+use crate::view::BlockStateView;
 
 /// Which parts of the state may have rows. A part whose rows were all deleted may still count as having some.
 #[derive(Debug, Default)]

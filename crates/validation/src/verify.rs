@@ -14,7 +14,7 @@ use ledger::transaction::{ActionOutcome, EndorsedAction, InvalidTransaction, Tra
 use ledger::wire::{Fields, Span};
 use proto::common::HeaderType;
 
-use super::endorsement::check_endorsements;
+use crate::endorsement::check_endorsements;
 use ledger::Code;
 use ledger::rwset::ReadWriteSet;
 use rules::access::{ChannelPolicies, endorsements, satisfies};
@@ -44,7 +44,7 @@ pub struct VerifiedTransaction {
 const ENDORSEMENTS_AHEAD_MAX: usize = 8;
 
 /// The result of a transaction's signature and policy checks, as another compute node of the same peer reports it
-/// ([`super::offload`]).
+/// ([`crate::offload`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum SignatureVerdict {
@@ -82,7 +82,7 @@ pub fn verify_transactions(
 }
 
 /// As [`verify_transactions`]; `is_together` says whether signatures are verified in one batch, before a policy asks for them.
-pub(super) fn verify_transactions_as(
+pub fn verify_transactions_as(
     envelopes: impl IntoIterator<Item = Bytes>,
     policies: &ChannelPolicies,
     is_together: bool,
@@ -102,12 +102,6 @@ pub(super) fn verify_transactions_as(
         .collect();
     drop(signed);
     drafts.into_iter().zip(codes).map(|(draft, (codes, known))| draft.into_verified(codes, known)).collect()
-}
-
-/// As [`verify_transactions`], of one envelope.
-#[cfg(test)]
-pub fn verify_transaction(envelope: &Bytes, policies: &ChannelPolicies) -> VerifiedTransaction {
-    verify_transactions([envelope.clone()], policies).remove(0)
 }
 
 /// As [`verify_transactions`], of one envelope, with somebody's word for its signatures, who has examined it by the same rules.
@@ -366,7 +360,7 @@ fn code(invalid: &InvalidTransaction) -> Code {
 }
 
 /// The id and type that a malformed envelope claims: Fabric indexes the id nevertheless.
-pub(crate) fn claimed(envelope: &Bytes) -> (Option<TxId>, i32) {
+pub fn claimed(envelope: &Bytes) -> (Option<TxId>, i32) {
     let inner = |message: Span, number: u32| -> Option<Span> {
         let mut fields = Fields::new(envelope, message);
         while let Ok(Some(field)) = fields.next() {

@@ -11,13 +11,13 @@ use rules::access::ChannelPolicies;
 use state::UpdateBatch;
 use storage::blocks::Blocks;
 
-use super::conflicts::check_conflicts;
-use super::expiry;
-use super::key_policies::BlockKeyPolicies;
-use super::known_rows::KnownRows;
-use super::updates::BlockUpdates;
-use super::verify::VerifiedTransaction;
-use super::view::BlockStateView;
+use crate::conflicts::check_conflicts;
+use crate::expiry;
+use crate::key_policies::BlockKeyPolicies;
+use crate::known_rows::KnownRows;
+use crate::updates::BlockUpdates;
+use crate::verify::VerifiedTransaction;
+use crate::view::BlockStateView;
 
 /// The result of validating a block.
 #[derive(Debug)]

@@ -12,7 +12,7 @@
 //!    metadata and its endorsements satisfy all policies. Then every later write to that key in the block fails its
 //!    policy, even if the earlier transaction turns out to be invalid for another reason.
 //!
-//! The policies of keys are in the state, so they are looked up in the order of blocks ([`super::key_policies`]). If no
+//! The policies of keys are in the state, so they are looked up in the order of blocks ([`crate::key_policies`]). If no
 //! key of a namespace has metadata, its checks need only the transaction.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 

@@ -28,7 +28,7 @@
 //!
 //! A configuration skips steps 4, 5 and 7 to 12, because nobody endorses it. It is valid only if it is alone in its
 //! block (code 6 otherwise). If no authorised update leads to it from the configuration in force, its block ends the
-//! channel ([`crate::commit::pipeline`]).
+//! channel (`chain::commit`).
 //!
 //! Other compute nodes of the same peer may verify signatures for the primary: [`offload`].
 //!
@@ -40,9 +40,13 @@
 //! follower lied about a chunk, the policies changed after the check, or a transaction writes to a contract or
 //! collection in which keys may have policies of their own.
 
+#![deny(missing_docs)]
+
 pub mod block;
 pub mod conflicts;
 pub mod endorsement;
+pub mod error;
+pub mod events;
 mod expiry;
 pub mod key_policies;
 pub mod known_rows;
@@ -51,5 +55,4 @@ pub mod updates;
 pub mod verify;
 pub mod view;
 
-#[cfg(test)]
-mod tests;
+pub use error::Error;

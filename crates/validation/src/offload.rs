@@ -5,7 +5,7 @@
 //! itself parses everything else of a transaction, which is cheap, and checks conflicts. All these nodes belong to one
 //! organisation: the primary never uses a verdict of another organisation.
 //!
-//! 1. A block's transactions are verified in chunks ([`crate::commit::pipeline`]). For each chunk the primary decides
+//! 1. A block's transactions are verified in chunks (`chain::commit::pipeline`). For each chunk the primary decides
 //!    whether to offload it ([`OffloadMode`](replica::offload::OffloadMode)). With `Never` it offloads no chunk. Otherwise, with `n`
 //!    followers, the primary keeps every `n + 1`th chunk. With `Idle` it also keeps every chunk while its
 //!    own cores are less than [`BUSY_PERCENT`](replica::offload::BUSY_PERCENT) busy, and asks no follower whose cores are more than [`IDLE_PERCENT`](replica::offload::IDLE_PERCENT) busy.
@@ -13,7 +13,7 @@
 //!    [digest](ChannelPolicies::digest) of its own channel policies ([`VerificationChunk`]), as a work item of
 //!    [`replica::followers::work`]. That module accepts an answer only if the follower holds a lease and has
 //!    followed to the primary's height.
-//! 3. The follower [verifies](super::verify) each envelope by its own channel policies. It answers with one
+//! 3. The follower [verifies](crate::verify) each envelope by its own channel policies. It answers with one
 //!    [`SignatureVerdict`] per envelope, the digest of its own policies, the block's number and the position
 //!    ([`SignatureVerdicts`]).
 //! 4. The primary accepts the verdicts for this chunk if digest, number and position equal those of the request, and if
@@ -31,7 +31,7 @@
 //! Which height a request names: the primary's current height, not that of the block's predecessor. Blocks are verified
 //! ahead, while their predecessors wait for the disk, so even the primary may not have reached the predecessor yet. The
 //! current height is enough: verification depends only on the channel policies, which the digest names, and verifying
-//! ahead stops at a block that changes the configuration ([`crate::commit::pipeline`]). A follower whose policies have
+//! ahead stops at a block that changes the configuration (`chain::commit::pipeline`). A follower whose policies have
 //! another digest verifies nothing.
 //!
 //! Invariants:
@@ -54,8 +54,8 @@ use replica::{WorkHandler, WorkPermit};
 use rules::access::{ChannelPolicies, CurrentPolicies};
 use wire::{Malformed, Reader, Writer};
 
-use super::verify::{SignatureVerdict, VerifiedTransaction, verify_transactions, verify_with_verdict};
 use crate::events;
+use crate::verify::{SignatureVerdict, VerifiedTransaction, verify_transactions, verify_with_verdict};
 
 /// Steps 2 to 7 for a chunk that has a permit.
 pub async fn verify_at_follower(
@@ -78,7 +78,7 @@ pub async fn verify_at_follower(
 
 /// Steps 5 and 6: the chunk, verified with a follower's verdicts; `None` if the follower has lied.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-pub(super) fn verify_offloaded(
+pub fn verify_offloaded(
     config: &OffloadConfig,
     follower: &Arc<str>,
     chunk: &VerificationChunk,

@@ -1,9 +1,9 @@
 //! The endorsement policies of single keys (Fabric's state-based endorsement), which the keys' metadata hold.
 //!
 //! 1. [`KnownRows`] remembers, for each contract and collection, whether any of its keys may have metadata. Most have
-//!    none; then the verdict that [`super::verify`] reached ahead of time is final.
+//!    none; then the verdict that [`crate::verify`] reached ahead of time is final.
 //! 2. Otherwise, in the order of the block, the endorsements of a transaction are checked again
-//!    ([`super::endorsement`]), with the policies that the keys it writes had before the block
+//!    ([`crate::endorsement`]), with the policies that the keys it writes had before the block
 //!    ([`BlockKeyPolicies::check`]).
 //! 3. If a transaction's endorsements satisfy all policies, the keys whose metadata it writes are noted
 //!    ([`BlockKeyPolicies::note_changes`]). Until the end of the block, no endorsements satisfy the policies of these
@@ -19,10 +19,10 @@ use ledger::namespace;
 use ledger::rwset::ReadWriteSet;
 use rules::access::ChannelPolicies;
 
-use super::endorsement::{KeyPolicies, check_endorsements};
-use super::known_rows::KnownRows;
-use super::verify::{VerifiedTransaction, genuine_endorsers};
-use super::view::BlockStateView;
+use crate::endorsement::{KeyPolicies, check_endorsements};
+use crate::known_rows::KnownRows;
+use crate::verify::{VerifiedTransaction, genuine_endorsers};
+use crate::view::BlockStateView;
 
 type KeyOfCollection = (String, String, String);
 
