@@ -23,7 +23,7 @@ pub use chaincode::{ChaincodeConfig, ChaincodePortConfig};
 pub use crypto::{CryptoConfig, VerificationMethod};
 pub use error::ConfigError;
 pub use ordering::{CutSetting, OrderingConfig, OrderingEngine};
-pub use pool::{OffloadSetting, PeerMode, PoolConfig, ProviderKind};
+pub use pool::{OffloadSetting, PeerMode, PoolConfig, ProviderKind, ValidationSetting};
 
 /// Maximum of organisations in one process.
 pub const ORGANIZATIONS_MAX: usize = 16;

@@ -508,6 +508,7 @@ impl Planner<'_> {
             peer_name: Some(self.network.organizations()[organization].host.clone()),
             chaincode_port: chaincodes.port(at.chaincodes[organization].get(node).copied())?,
             savepoint_blocks: config.storage.savepoint_blocks,
+            validation: config.pool.validation,
             peer_nodes: among,
             pooled,
             local,

@@ -47,7 +47,7 @@ pub const CHANGES: [&str; 5] =
 pub const CODES: [u8; 9] = [0, 3, 5, 8, 9, 10, 11, 12, 23];
 
 /// Fault points in the code under test that networks of all forms pass.
-pub const FAULT_POINTS: [&str; 12] = [
+pub const FAULT_POINTS: [&str; 13] = [
     "chain.commit.appended",
     "chain.commit.applied",
     "chain.commit.durable",
@@ -60,6 +60,7 @@ pub const FAULT_POINTS: [&str; 12] = [
     "storage.blocks.index_missing",
     "storage.blocks.mark_missing",
     "storage.blocks.segment_early",
+    "validation.parallel.yield",
 ];
 
 /// Fault points that only disaggregated peers pass, and the probability with which they strike if they are drawn: a verb is

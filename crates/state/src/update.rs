@@ -44,6 +44,14 @@ impl UpdateBatch {
         }
     }
 
+    /// Records the writes to one namespace, whose keys come in byte order, each once. The batch has none for it yet.
+    pub fn put_sorted(&mut self, namespace: &Arc<str>, writes: Vec<(Arc<str>, Update)>) {
+        debug_assert!(writes.is_sorted_by(|(one, _), (other, _)| one < other), "in order, each once");
+        self.count += writes.len();
+        let earlier = self.namespaces.insert(namespace.clone(), writes.into_iter().collect());
+        debug_assert!(earlier.is_none(), "the batch has no write to this namespace");
+    }
+
     /// The write of this batch to one key, if there is one.
     pub fn get(&self, namespace: &str, key: &str) -> Option<&Update> {
         self.namespaces.get(namespace)?.get(key)

@@ -11,10 +11,13 @@ use rules::access::ChannelPolicies;
 use state::UpdateBatch;
 use storage::blocks::Blocks;
 
-use crate::conflicts::check_conflicts;
+use crate::conflicts::{ConflictOutcome, check_conflicts};
 use crate::expiry;
+use crate::footprint::Footprint;
+use crate::graph::TRANSACTIONS_MAX;
 use crate::key_policies::BlockKeyPolicies;
 use crate::known_rows::KnownRows;
+use crate::parallel::{Candidate, WorkersConfig, check_conflicts_in_parallel};
 use crate::updates::BlockUpdates;
 use crate::verify::VerifiedTransaction;
 use crate::view::BlockStateView;
@@ -32,6 +35,16 @@ pub struct BlockVerdict {
     pub commit_hash: Hash,
 }
 
+/// How the transactions of a block are checked for conflicts. Verdicts do not depend on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ConflictCheckMode {
+    /// One after the other.
+    #[default]
+    Sequential,
+    /// By several workers, which follow the dependency graph of the block, if enough of its transactions scan ranges.
+    Parallel(WorkersConfig),
+}
+
 /// The rules and the state by which a block is validated.
 pub struct BlockRules<'a> {
     /// The policies in force for the block.
@@ -42,6 +55,8 @@ pub struct BlockRules<'a> {
     pub view: &'a BlockStateView,
     /// The commit hash of the block before.
     pub previous_commit_hash: Option<&'a Hash>,
+    /// How conflicts are found.
+    pub mode: ConflictCheckMode,
 }
 
 /// Validates a block whose transactions' signatures and policies were checked under the policies in force for it.
@@ -50,11 +65,11 @@ pub struct BlockRules<'a> {
 /// The state's or the block store's; in that case there is no verdict.
 pub async fn validate_block(
     block: &Block,
-    transactions: &[VerifiedTransaction],
+    transactions: &mut [VerifiedTransaction],
     rules: &BlockRules<'_>,
     known: &mut KnownRows,
 ) -> Result<BlockVerdict, crate::Error> {
-    let BlockRules { policies, committed, view, previous_commit_hash } = *rules;
+    let BlockRules { policies, committed, view, previous_commit_hash, mode } = *rules;
     let number = block.number().get();
     let mut codes = Vec::with_capacity(transactions.len());
     let repeated = committed_before(transactions, committed).await?;
@@ -78,15 +93,10 @@ pub async fn validate_block(
         codes.push(code);
     }
     mark_duplicates(transactions, &mut codes);
-    let candidates: Vec<(u32, &ReadWriteSet)> = transactions
-        .iter()
-        .zip(&codes)
-        .enumerate()
-        .filter(|(_, (_, code))| code.is_valid())
-        .map(|(position, (transaction, _))| (position as u32, &transaction.set))
-        .collect();
-    let conflicts = check_conflicts(number, &candidates, view, known).await?;
-    for ((position, _), code) in candidates.iter().zip(&conflicts.codes) {
+    let positions: Vec<u32> =
+        (0..).zip(&codes).filter(|(_, code)| code.is_valid()).map(|(position, _)| position).collect();
+    let conflicts = find_conflicts(number, transactions, &positions, mode, view, known).await?;
+    for (position, code) in positions.iter().zip(&conflicts.codes) {
         codes[*position as usize] = *code;
     }
     let BlockUpdates { mut batch, is_derived, .. } = conflicts.updates;
@@ -95,6 +105,56 @@ pub async fn validate_block(
     let has_definitions = note_definitions(&mut batch, block);
     let is_derived = is_derived || has_expired || has_definitions;
     Ok(BlockVerdict { codes, batch, is_derived, commit_hash })
+}
+
+/// Checks the transactions at `positions`, which passed all earlier checks, for conflicts.
+///
+/// # Errors
+/// The state's; in that case there is no result.
+pub async fn find_conflicts(
+    block: u64,
+    transactions: &mut [VerifiedTransaction],
+    positions: &[u32],
+    mode: ConflictCheckMode,
+    view: &BlockStateView,
+    known: &mut KnownRows,
+) -> Result<ConflictOutcome, state::Error> {
+    let scans =
+        |position: &&u32| transactions[**position as usize].set.namespaces.iter().any(|namespace| namespace.ranges > 0);
+    let workers = match mode {
+        ConflictCheckMode::Parallel(config) if positions.len() <= TRANSACTIONS_MAX => {
+            config.workers(positions.iter().filter(scans).count())
+        }
+        _ => 1,
+    };
+    if workers > 1 {
+        return in_parallel(block, transactions, positions, view, known, workers).await;
+    }
+    let set = |position: &u32| (*position, &transactions[*position as usize].set);
+    let candidates: Vec<(u32, &ReadWriteSet)> = positions.iter().map(set).collect();
+    check_conflicts(block, &candidates, view, known).await
+}
+
+async fn in_parallel(
+    block: u64,
+    transactions: &mut [VerifiedTransaction],
+    positions: &[u32],
+    view: &BlockStateView,
+    known: &mut KnownRows,
+    workers: usize,
+) -> Result<ConflictOutcome, state::Error> {
+    let candidate = |position: &u32| {
+        let VerifiedTransaction { set, footprint, .. } = &mut transactions[*position as usize];
+        let footprint = footprint.take().unwrap_or_else(|| Footprint::of(set));
+        Candidate { position: *position, set: std::mem::take(set), footprint }
+    };
+    let candidates = positions.iter().map(candidate).collect();
+    let (candidates, outcome) = check_conflicts_in_parallel(block, candidates, view, known, workers).await;
+    for Candidate { position, set, footprint } in candidates {
+        let transaction = &mut transactions[position as usize];
+        (transaction.set, transaction.footprint) = (set, Some(footprint));
+    }
+    outcome
 }
 
 /// If the block writes to the namespace of definitions, notes that in the state. Returns whether it does.

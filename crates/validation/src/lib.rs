@@ -8,6 +8,7 @@
 //!    transaction's endorsements again ([`key_policies`]).
 //! 3. [`conflicts`] compares the versions that a transaction read with the state and with the writes of earlier
 //!    transactions, in the order of the block. The result includes the batch of changes that the state applies.
+//!    [`parallel`] does the same with several workers, which follow the block's dependency [`graph`].
 //!
 //! A transaction gets the code of the first check that it fails. The order of the checks is Fabric's:
 //!
@@ -35,6 +36,34 @@
 //! [`updates`] computes the changes of the valid transactions, and [`expiry`] the private hashes that the block itself
 //! removes.
 //!
+//! ```
+//! use base::{Bytes, Version};
+//! use ledger::rwset::{ReadWriteSet, ReadWriteSetRecorder};
+//! use validation::footprint::Footprint;
+//! use validation::graph::GraphBuilder;
+//!
+//! let transfer = |from: &str, to: &str| {
+//!     let mut recorder = ReadWriteSetRecorder::new();
+//!     for account in [from, to] {
+//!         recorder.read(&"bank".into(), account, Some(Version::new(7, 0)));
+//!         recorder.write(&"bank".into(), account, Bytes::from_static(b"balance"));
+//!     }
+//!     ReadWriteSet::decode(recorder.encode()).expect("just encoded")
+//! };
+//! let block = [transfer("ann", "bob"), transfer("cem", "dora"), transfer("bob", "eve"), transfer("eve", "ann")];
+//! let mut builder = GraphBuilder::default();
+//! block.iter().for_each(|set| builder.add(&Footprint::of(set), set));
+//! let graph = builder.finish();
+//! assert_eq!(graph.predecessors(1), []); // Nobody else has these accounts.
+//! assert_eq!(graph.predecessors(2), [0]);
+//! assert_eq!(graph.predecessors(3), [2]); // That it also comes after 0 follows.
+//! ```
+//!
+//! # Neighbours
+//!
+//! `rules` has the policies in force, `state` the versions and rows, `storage` the transaction ids of earlier blocks, `replica` the
+//! followers that verify for the primary. Above, `chain::commit` calls this crate for each block that a peer receives.
+//!
 //! Invariant: a verdict depends only on the chain up to the transaction, so all peers agree. A compute node never
 //! relies on the verdict of another organisation. It verifies each signature of a block once, with three exceptions: a
 //! follower lied about a chunk, the policies changed after the check, or a transaction writes to a contract or
@@ -48,9 +77,12 @@ pub mod endorsement;
 pub mod error;
 pub mod events;
 mod expiry;
+pub mod footprint;
+pub mod graph;
 pub mod key_policies;
 pub mod known_rows;
 pub mod offload;
+pub mod parallel;
 pub mod updates;
 pub mod verify;
 pub mod view;

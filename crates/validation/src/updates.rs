@@ -17,6 +17,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use base::{Bytes, Version};
 use identity::hex;
 use ledger::namespace;
@@ -62,6 +63,10 @@ impl KeyChange {
 }
 
 impl BlockUpdates {
+    pub(crate) fn new(batch: UpdateBatch, is_derived: bool) -> BlockUpdates {
+        BlockUpdates { batch, is_derived, names: NamespaceNames::default() }
+    }
+
     /// Adds the changes of a valid transaction. `view` is the state before the block.
     ///
     /// # Errors
@@ -73,7 +78,9 @@ impl BlockUpdates {
         view: &BlockStateView,
         known: &mut KnownRows,
     ) -> Result<(), state::Error> {
-        if set.has_plain_writes_only() && !self.deletes_metadata(set, view, known).await? {
+        let has_metadata =
+            |contract: &str| self.batch.namespaces().any(|name| **name == *namespace::metadata_of(contract, ""));
+        if has_plain_changes(set, view, known, has_metadata).await? {
             for namespace in set.namespaces.iter().filter(|namespace| namespace.writes > 0) {
                 let name = self.names.shared(set.name(namespace));
                 for write in set.writes(namespace) {
@@ -82,50 +89,101 @@ impl BlockUpdates {
             }
             return Ok(());
         }
-        for ((contract, collection, key), change) in key_changes(set) {
-            self.change(contract, collection, &key, change, version, view).await?;
+        let changes = changes_by_key(set, &LatestInBlock { batch: &self.batch, view }).await?;
+        self.is_derived |= changes.is_derived;
+        for (namespace, key, value) in changes.rows {
+            self.batch.put(&self.names.shared(&namespace), key.into(), value, version);
         }
         Ok(())
     }
+}
 
-    /// Whether the transaction may delete a key that has metadata.
-    async fn deletes_metadata(
-        &self,
-        set: &ReadWriteSet,
-        view: &BlockStateView,
-        known: &mut KnownRows,
-    ) -> Result<bool, state::Error> {
-        for namespace in &set.namespaces {
-            if set.writes(namespace).any(|write| set.write_value(&write).is_none()) {
-                let contract = set.name(namespace);
-                if known.may_have_metadata(contract, "", view).await?
-                    || self.batch.namespaces().any(|name| **name == *namespace::metadata_of(contract, ""))
-                {
-                    return Ok(true);
-                }
+/// Whether a valid transaction changes exactly what it writes: public values only, each key once, and no delete of a key
+/// that may have metadata. `has_metadata` tells of which contracts' keys the block may have set metadata before.
+///
+/// # Errors
+/// The state's.
+pub(crate) async fn has_plain_changes(
+    set: &ReadWriteSet,
+    view: &BlockStateView,
+    known: &mut KnownRows,
+    has_metadata: impl Fn(&str) -> bool,
+) -> Result<bool, state::Error> {
+    if !set.has_plain_writes_only() {
+        return Ok(false);
+    }
+    for namespace in &set.namespaces {
+        if set.writes(namespace).any(|write| set.write_value(&write).is_none()) {
+            let contract = set.name(namespace);
+            if known.may_have_metadata(contract, "", view).await? || has_metadata(contract) {
+                return Ok(false);
             }
         }
-        Ok(false)
     }
+    Ok(true)
+}
 
+/// Reads rows as they are before a transaction: after the valid transactions that precede it in its block.
+#[async_trait]
+pub(crate) trait LatestRows: Sync {
+    /// The value of a row; `None` if there is no such row.
+    async fn latest(&self, namespace: &str, key: &str) -> Result<Option<Bytes>, state::Error>;
+}
+
+/// The rows after the changes that a batch has.
+struct LatestInBlock<'a> {
+    batch: &'a UpdateBatch,
+    view: &'a BlockStateView,
+}
+
+#[async_trait]
+impl LatestRows for LatestInBlock<'_> {
+    async fn latest(&self, namespace: &str, key: &str) -> Result<Option<Bytes>, state::Error> {
+        match self.batch.get(namespace, key) {
+            Some(update) => Ok(update.value.clone()),
+            None => Ok(self.view.get(namespace, key).await?.map(|found| found.value)),
+        }
+    }
+}
+
+/// The rows that a transaction changes, and their new values: `None` deletes.
+#[derive(Debug, Default)]
+pub(crate) struct ChangedRows {
+    pub(crate) rows: Vec<(String, String, Option<Bytes>)>,
+    /// Whether they may differ from what the transaction writes.
+    pub(crate) is_derived: bool,
+}
+
+/// The changes of a valid transaction, by the rules for each key.
+pub(crate) async fn changes_by_key(
+    set: &ReadWriteSet,
+    before: &(impl LatestRows + ?Sized),
+) -> Result<ChangedRows, state::Error> {
+    let mut changes = ChangedRows::default();
+    for ((contract, collection, key), change) in key_changes(set) {
+        changes.change(contract, collection, key, change, before).await?;
+    }
+    Ok(changes)
+}
+
+impl ChangedRows {
     async fn change(
         &mut self,
         contract: &str,
         collection: &str,
-        key: &str,
+        key: String,
         change: KeyChange,
-        version: Version,
-        view: &BlockStateView,
+        before: &(impl LatestRows + ?Sized),
     ) -> Result<(), state::Error> {
-        let values = self.names.shared(&namespace::values_of(contract, collection));
-        let metadata_rows = self.names.shared(&namespace::metadata_of(contract, collection));
+        let (values, metadata_rows) =
+            (namespace::values_of(contract, collection), namespace::metadata_of(contract, collection));
         let KeyChange { sum, value, metadata } = change;
         let sets_metadata = sum & (METADATA | NO_METADATA) != 0;
         let (value, metadata) = match sum {
             _ if sum & DELETE != 0 => (None, Some(None)),
             _ if sum & VALUE != 0 && sets_metadata => (value, Some(metadata)),
             0 | VALUE => (value, None),
-            _ => match self.latest(&values, key, view).await? {
+            _ => match before.latest(&values, &key).await? {
                 Some(latest) => (Some(latest), Some(metadata)),
                 None => {
                     self.is_derived = true;
@@ -134,24 +192,16 @@ impl BlockUpdates {
             },
         };
         self.is_derived |= !matches!(sum, VALUE | DELETE);
-        self.batch.put(&values, key.into(), value, version);
+        self.rows.push((values, key.clone(), value));
         match metadata {
             None => {}
-            Some(None) if self.latest(&metadata_rows, key, view).await?.is_none() => {}
+            Some(None) if before.latest(&metadata_rows, &key).await?.is_none() => {}
             Some(metadata) => {
                 self.is_derived = true;
-                self.batch.put(&metadata_rows, key.into(), metadata, version);
+                self.rows.push((metadata_rows, key, metadata));
             }
         }
         Ok(())
-    }
-
-    /// The value of a key after the changes so far.
-    async fn latest(&self, namespace: &str, key: &str, view: &BlockStateView) -> Result<Option<Bytes>, state::Error> {
-        match self.batch.get(namespace, key) {
-            Some(update) => Ok(update.value.clone()),
-            None => Ok(view.get(namespace, key).await?.map(|found| found.value)),
-        }
     }
 }
 
@@ -188,10 +238,10 @@ fn key_changes(set: &ReadWriteSet) -> KeyChanges<'_> {
 
 /// The namespaces of one block, which are few, as shared strings.
 #[derive(Debug, Default)]
-struct NamespaceNames(Vec<Arc<str>>);
+pub(crate) struct NamespaceNames(Vec<Arc<str>>);
 
 impl NamespaceNames {
-    fn shared(&mut self, name: &str) -> Arc<str> {
+    pub(crate) fn shared(&mut self, name: &str) -> Arc<str> {
         if let Some(known) = self.0.iter().find(|known| known.as_ref() == name) {
             return known.clone();
         }

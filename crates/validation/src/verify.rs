@@ -15,6 +15,7 @@ use ledger::wire::{Fields, Span};
 use proto::common::HeaderType;
 
 use crate::endorsement::check_endorsements;
+use crate::footprint::Footprint;
 use ledger::Code;
 use ledger::rwset::ReadWriteSet;
 use rules::access::{ChannelPolicies, endorsements, satisfies};
@@ -34,6 +35,8 @@ pub struct VerifiedTransaction {
     pub endorsement: Code,
     /// Its read-write set, if steps 1 to 9 passed.
     pub set: ReadWriteSet,
+    /// The footprint of the set, if it was computed ahead.
+    pub footprint: Option<Footprint>,
     /// The chaincode's answer, if it could be read.
     pub outcome: Option<ActionOutcome>,
     /// The endorsements whose signatures were verified here.
@@ -60,6 +63,11 @@ impl VerifiedTransaction {
     /// Whether it is a channel configuration.
     pub fn is_config(&self) -> bool {
         self.kind == HeaderType::Config as i32
+    }
+
+    /// Computes the footprint ahead, for a check of conflicts by several workers.
+    pub fn find_footprint(&mut self) {
+        self.footprint = Some(Footprint::of(&self.set));
     }
 
     /// The result of the transaction's signature and policy checks.
@@ -253,7 +261,17 @@ impl UnverifiedTransaction {
         let StepCodes { form, endorsement } = codes;
         let UnverifiedTransaction { tx_id, indexed_tx_id, kind, outcome, content, .. } = self;
         let set = content.ok().filter(|_| form == Code::VALID).unwrap_or_default();
-        VerifiedTransaction { tx_id, indexed_tx_id, kind, form, endorsement, set, outcome, known_endorsements }
+        VerifiedTransaction {
+            tx_id,
+            indexed_tx_id,
+            kind,
+            form,
+            endorsement,
+            set,
+            footprint: None,
+            outcome,
+            known_endorsements,
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use replica::PrimaryRole;
 use replica::offload::OffloadConfig;
 use state::WorldState;
 use storage::blocks::Blocks;
+use validation::block::ConflictCheckMode;
 
 use super::recent::{CommittedBlock, RecentCommittedBlocks};
 use super::waiters::TxWaiters;
@@ -27,11 +28,18 @@ pub struct PipelineConfig {
     pub replay_blocks_max: u64,
     /// Whether other compute nodes of the peer verify signatures too.
     pub offload: OffloadConfig,
+    /// How the transactions of a block are checked for conflicts.
+    pub conflicts: ConflictCheckMode,
 }
 
 impl Default for PipelineConfig {
     fn default() -> Self {
-        PipelineConfig { persist_interval_blocks: 32, replay_blocks_max: 64, offload: OffloadConfig::default() }
+        PipelineConfig {
+            persist_interval_blocks: 32,
+            replay_blocks_max: 64,
+            offload: OffloadConfig::default(),
+            conflicts: ConflictCheckMode::default(),
+        }
     }
 }
 

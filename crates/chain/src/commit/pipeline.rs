@@ -28,7 +28,7 @@ use super::recent::CommittedBlock;
 use super::replay::{derived_updates, stored_updates};
 use crate::fault::{StallReasons, hold_up, retry_backoff, run_stage};
 use crate::{Error, events};
-use validation::block::{BlockRules, BlockVerdict, validate_block};
+use validation::block::{BlockRules, BlockVerdict, ConflictCheckMode, validate_block};
 use validation::known_rows::KnownRows;
 use validation::offload::{VERIFY_CHUNK_TRANSACTIONS, VerificationChunk, chunk_bytes, verify_at_follower};
 use validation::verify::{VerifiedTransaction, verify_transactions};
@@ -163,15 +163,22 @@ fn verify_chunks(block: &Block, context: &CommitContext) -> VerifyingChunks {
         let (block, policies, offload) = (block.clone(), in_force.clone(), context.settings.offload.clone());
         let bytes = || chunk_bytes((start..end).map(|index| block.envelope(index).len()));
         let permit = context.primary.as_deref().and_then(|primary| offload.reserve(primary, bytes));
+        let wants_footprints = context.settings.conflicts != ConflictCheckMode::Sequential;
         let chunk = async move {
             let envelopes = (start..end).map(|index| block.envelope(index));
-            let Some(permit) = permit else {
-                return verify_transactions(envelopes, &policies);
+            let mut verified = match permit {
+                None => verify_transactions(envelopes, &policies),
+                Some(permit) => {
+                    let (envelopes, block) = (envelopes.collect(), block.number().get());
+                    let policies_digest = *policies.digest();
+                    let chunk = VerificationChunk { policies_digest, block, first: start as u32, envelopes };
+                    verify_at_follower(&offload, permit, &chunk, &policies).await
+                }
             };
-            let (envelopes, block) = (envelopes.collect(), block.number().get());
-            let chunk =
-                VerificationChunk { policies_digest: *policies.digest(), block, first: start as u32, envelopes };
-            verify_at_follower(&offload, permit, &chunk, &policies).await
+            if wants_footprints {
+                verified.iter_mut().for_each(VerifiedTransaction::find_footprint);
+            }
+            verified
         };
         chunks.push(rt::spawn(chunk).abort_on_drop());
         start = end;
@@ -213,11 +220,11 @@ async fn validate_blocks(
         let VerifyingBlock { block, received, chunks } = verifying;
         let number = block.number().get();
         assert_eq!(number, tip.height, "blocks were received in order");
-        let examined = verified(&block, chunks, &context).await?;
+        let mut examined = verified(&block, chunks, &context).await?;
         events::VerifyTime.record_since(received);
 
         let started = rt::now();
-        let verdict = validate_next(&context, &block, &examined, &tip, &mut pending, &mut known).await?;
+        let verdict = validate_next(&context, &block, &mut examined, &tip, &mut pending, &mut known).await?;
         let Some(verdict) = verdict else { return Ok(()) };
         events::ConflictCheckTime.record_since(started);
 
@@ -286,7 +293,7 @@ fn newest_view(context: &CommitContext, pending: &mut PendingBatches) -> BlockSt
 async fn validate_next(
     context: &CommitContext,
     block: &Block,
-    examined: &[VerifiedTransaction],
+    examined: &mut [VerifiedTransaction],
     tip: &ChainTip,
     pending: &mut PendingBatches,
     known: &mut KnownRows,
@@ -299,6 +306,7 @@ async fn validate_next(
             committed: context.store.as_ref(),
             view: &view,
             previous_commit_hash: tip.commit_hash.as_ref(),
+            mode: context.settings.conflicts,
         };
         match validate_block(block, examined, &rules, known).await {
             Err(error) if error.kind() == ErrorKind::Retry => {

@@ -7,6 +7,8 @@ use replica::NODES_MAX;
 use replica::offload::{OffloadMode, SPOT_CHECK_ONE_IN};
 use serde::{Deserialize, Serialize};
 use state::DisaggregatedConfig;
+use validation::block::ConflictCheckMode;
+use validation::parallel::WorkersConfig;
 
 /// Maximum of memory nodes in one network.
 const MEMORY_NODES_MAX: usize = 64;
@@ -66,6 +68,27 @@ impl OffloadSetting {
     }
 }
 
+/// How a peer checks the transactions of a block for conflicts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ValidationSetting {
+    /// One after the other.
+    #[default]
+    Sequential,
+    /// By several tasks, which follow the block's dependency graph, if enough transactions scan.
+    Parallel,
+}
+
+impl ValidationSetting {
+    /// The setting in the chain's terms.
+    pub(crate) fn mode(self) -> ConflictCheckMode {
+        match self {
+            ValidationSetting::Sequential => ConflictCheckMode::Sequential,
+            ValidationSetting::Parallel => ConflictCheckMode::Parallel(WorkersConfig::of_machine()),
+        }
+    }
+}
+
 /// The lowest rate of spot checks.
 const SPOT_CHECK_ONE_IN_MAX: u32 = 1 << 20;
 
@@ -88,6 +111,8 @@ pub struct PoolConfig {
     pub offload: OffloadSetting,
     /// The primary verifies again one in this many of the transactions that a follower found valid.
     pub spot_check_one_in: u32,
+    /// How a peer checks the transactions of a block for conflicts.
+    pub validation: ValidationSetting,
     /// Bytes that each memory node may give.
     pub memory_bytes: u64,
     /// Bytes of a section.
@@ -114,6 +139,7 @@ impl Default for PoolConfig {
             compute_nodes: 1,
             offload: OffloadSetting::default(),
             spot_check_one_in: SPOT_CHECK_ONE_IN,
+            validation: ValidationSetting::default(),
             memory_bytes: 1 << 30,
             section_bytes: pool::SECTION_BYTES_DEFAULT,
             peer_bytes: 256 << 20,

@@ -235,6 +235,7 @@ impl RoleContext<'_> {
         links::register_tls(self.folder, &tls)?;
         let mut config = file::process_config(&section.organizations, &section.contracts, &section.limits);
         config.storage.savepoint_blocks = section.savepoint_blocks;
+        config.pool.validation = section.validation;
         if let Some(peer_nodes) = &section.peer_nodes {
             config.pool.offload = peer_nodes.offload;
             config.pool.spot_check_one_in = peer_nodes.spot_check_one_in;

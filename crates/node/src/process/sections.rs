@@ -9,7 +9,7 @@ use rma::{TOKEN_BYTES, Token};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::chaincodes::PACKAGES_FOLDER;
-use crate::config::{ChaincodeConfig, ClientLimits, ContractsConfig, CutSetting, pool};
+use crate::config::{ChaincodeConfig, ClientLimits, ContractsConfig, CutSetting, ValidationSetting, pool};
 
 /// A token in a file: 64 hexadecimal digits.
 #[derive(Clone)]
@@ -232,6 +232,9 @@ pub struct ComputeFile {
     /// The savepoint moves after this many blocks.
     #[serde(default = "crate::config::savepoint_blocks")]
     pub savepoint_blocks: u64,
+    /// How it checks the transactions of a block for conflicts.
+    #[serde(default)]
+    pub validation: ValidationSetting,
     /// How it reaches the peer's other compute nodes, if there are several.
     #[serde(alias = "among", skip_serializing_if = "Option::is_none")]
     pub peer_nodes: Option<PeerNodesFile>,

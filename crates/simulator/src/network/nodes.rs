@@ -29,6 +29,8 @@ use rules::definitions::ContractDefinitions;
 use storage::blocks::BlockStoreConfig;
 use storage::tables::{ModelEngine, TablesEngine};
 use storage::{DataDirectory, GroupSync};
+use validation::block::ConflictCheckMode;
+use validation::parallel::WorkersConfig;
 
 use super::Network;
 use super::members::CHANNEL;
@@ -240,6 +242,11 @@ pub fn node_parts(network: &Network, organization: usize) -> NodeParts {
     let when = network.scenario.peer_modes[organization].pools().map_or(OffloadMode::Never, |pools| pools.offload);
     // Followers lie here, and the oracle knows each transaction's verdict: no forgery may pass.
     let borrowing = OffloadConfig { mode: when, spot_check_one_in: 1, meter, ..OffloadConfig::default() };
+    // The peers of one network must agree in whichever way they check.
+    let conflicts = match organization % 2 {
+        0 => ConflictCheckMode::Parallel(WorkersConfig { workers_max: 4, scans_per_worker: 0 }),
+        _ => ConflictCheckMode::Sequential,
+    };
     let orderers = network.scenario.orderers().into_iter().map(|name| blocks_address(&name));
     NodeParts {
         signer: network.members.peers[organization].clone(),
@@ -248,7 +255,12 @@ pub fn node_parts(network: &Network, organization: usize) -> NodeParts {
         orderers: orderers.collect::<Vec<String>>().into(),
         members: member_peers(network, organization),
         settings: peer::PeerConfig {
-            commit: commit::context::PipelineConfig { persist_interval_blocks, replay_blocks_max, offload: borrowing },
+            commit: commit::context::PipelineConfig {
+                persist_interval_blocks,
+                replay_blocks_max,
+                offload: borrowing,
+                conflicts,
+            },
             verifier: Some(network.scenario.verifier(organization)),
             ..peer::PeerConfig::default()
         },
