@@ -88,6 +88,7 @@ pub mod signatures;
 pub mod state;
 pub mod tally;
 pub mod under_attack;
+pub mod validate;
 pub mod workload;
 pub mod zipf;
 

@@ -208,19 +208,16 @@ pub fn run<'a>(
     stop: &'a CancellationToken,
     tell: ReportProgress<'a>,
 ) -> MeasurementFuture<'a> {
-    Box::pin(run_all(program, options, stop, tell))
+    Box::pin(async move {
+        let (curves, limited_by) = curves(program, options, stop, tell).await?;
+        Ok(figure(program, options, &curves, limited_by))
+    })
 }
 
-async fn run_all(
-    program: &Program,
-    options: &Fig7Config,
-    stop: &CancellationToken,
-    tell: ReportProgress<'_>,
-) -> Result<Figure, Error> {
-    let (curves, limited_by) = curves(program, options, stop, tell).await?;
+fn figure(program: &Program, options: &Fig7Config, curves: &[ThroughputCurve], limited_by: &str) -> Figure {
     let mut figure = Figure::new("sift-fig7", "Sift, figure 7: throughput over processors, read-heavy load");
     settings(&mut figure, program, options, limited_by);
-    for curve in &curves {
+    for curve in curves {
         let failures = format!("F = {}", curve.failures);
         for (percent, rate) in &curve.points {
             let numbers = [("processor_percent", *percent), ("ops_per_second", *rate)];
@@ -245,7 +242,7 @@ async fn run_all(
     figure.note(
         "a percentage is of one core, for each node of Raft and for the one CPU node of Sift, its clients included",
     );
-    Ok(figure)
+    figure
 }
 
 #[cfg(test)]

@@ -127,15 +127,21 @@ impl PooledState {
         Ok(PooledState { state: state.map_err(|error| failed("the state", error))?, store, pool })
     }
 
-    /// Applies these writes as the next block; storage gets it first, as the order of durability requires.
+    /// Applies these writes as the next block.
     pub async fn apply(&self, writes: &[(Arc<str>, Bytes)]) -> Result<(), Error> {
-        let number = self.state.height();
-        let (batch, rows) = block(number, writes);
-        self.store.add_block(stored(rows));
+        self.apply_batch(block(self.state.height(), writes).0).await
+    }
+
+    /// Applies a batch as the next block; storage gets it first, as the order of durability requires.
+    pub async fn apply_batch(&self, batch: UpdateBatch) -> Result<(), Error> {
+        let row = |(namespace, key, update): (&Arc<str>, &Arc<str>, &state::Update)| {
+            (namespace.to_string(), key.as_bytes().to_vec(), update.version, update.value.clone())
+        };
+        self.store.add_block(batch.iter().map(row).collect());
         if self.state.wants_persist() {
             self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
         }
-        self.state.apply(number, batch).await.map_err(|error| failed("a block", error))
+        self.state.apply(self.state.height(), batch).await.map_err(|error| failed("a block", error))
     }
 }
 

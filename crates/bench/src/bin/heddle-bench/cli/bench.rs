@@ -67,6 +67,17 @@ the monolithic state, and a baseline whose memory node's processor hands out add
 buffers, all in the same run. Checks the ratios at the end against their bounds.
 docs/formats/bench.md explains the JSON.")]
     State(StateArguments),
+    /// Validation of blocks: signatures, the rest, and conflict checks by one thread and by several workers
+    #[command(after_help = "\
+Examples:
+  heddle bench validate
+  heddle bench validate --transactions 1000 --blocks 101
+  heddle bench validate --json validate.json      the plot is validate.svg
+
+Starts no network. Blocks of 200 and 1,000 signed transactions, of which 0, 10 and 50 % are in conflict, on a world
+state in pooled memory. checked_over_floor compares whole validation on one thread with its parts timed alone;
+parallel_over_sequential compares the throughput of conflict checks.")]
+    Validate(ValidateArguments),
     /// The replicated key-value store: puts and gets per second over gRPC with TLS
     #[command(after_help = "\
 Examples:
@@ -470,6 +481,22 @@ pub struct StateArguments {
     #[arg(long, value_name = "PART", value_enum)]
     pub only: Option<StatePart>,
     /// Determines the keys
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    pub seed: u64,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// Validation of blocks.
+#[derive(Args, Debug, Clone)]
+pub struct ValidateArguments {
+    /// Transactions of a block [default: 200, then 1,000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=8_000))]
+    pub transactions: Option<u64>,
+    /// Blocks of each size and share of conflicts
+    #[arg(long, value_name = "N", default_value_t = 31, value_parser = clap::value_parser!(u64).range(1..=9_999))]
+    pub blocks: u64,
+    /// Determines the accounts
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]

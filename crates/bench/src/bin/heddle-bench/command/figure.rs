@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::bench::{
     FigureOutput, OrderingArguments, ProviderChoice, RmaArguments, SignaturesArguments, StateArguments, StatePart,
+    ValidateArguments,
 };
 use crate::failure::CommandError;
 use crate::output;
@@ -33,6 +34,23 @@ pub async fn state(arguments: &StateArguments, stop: &CancellationToken) -> Resu
     };
     let progress = FigureProgress::new();
     let figure = bench::state::run(&options, stop, &|part| progress.report(part)).await;
+    drop(progress);
+    show(&figure?, &arguments.output)
+}
+
+pub async fn validate(arguments: &ValidateArguments, stop: &CancellationToken) -> Result<(), CommandError> {
+    let defaults = bench::validate::ValidateConfig::default();
+    let count = |number: u64| usize::try_from(number).expect("the command line's limits are small");
+    let options = bench::validate::ValidateConfig {
+        block_transactions: match arguments.transactions {
+            Some(transactions) => vec![count(transactions)],
+            None => defaults.block_transactions,
+        },
+        blocks: count(arguments.blocks),
+        seed: arguments.seed,
+    };
+    let progress = FigureProgress::new();
+    let figure = bench::validate::run(&options, stop, &|part| progress.report(part)).await;
     drop(progress);
     show(&figure?, &arguments.output)
 }

@@ -99,6 +99,7 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
             measure_network(run, None, workload, &stop).await
         }
         BenchCommand::State(arguments) => super::figure::state(arguments, &stop).await,
+        BenchCommand::Validate(arguments) => super::figure::validate(arguments, &stop).await,
         BenchCommand::Kv(arguments) => super::kv_bench::run(arguments, &stop).await,
         BenchCommand::KvEtcd(arguments) => super::etcd::run(arguments, &stop).await,
         BenchCommand::SiftFig5(arguments) => super::sift::fig5(arguments, &stop).await,
