@@ -37,6 +37,7 @@ const DECODERS: &[&str] = &[
     "gateway/src/grpc/message.rs",
     "gateway/src/grpc/status.rs",
     "gateway/src/grpc/timeout.rs",
+    "gateway/src/service/filtered.rs",
     "gateway/src/service/proposal.rs",
     "gateway/src/service/seek.rs",
     "identity/src/certificate.rs",

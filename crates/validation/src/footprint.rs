@@ -1,7 +1,7 @@
 //! The keys that a transaction reads and may write, as hashes.
 //!
-//! Whoever orders the transactions of a block by their conflicts asks only which keys two of them share. A footprint
-//! answers that with one 64-bit hash for each access, so that the single task that builds the
+//! To order the transactions of a block by their conflicts takes only the knowledge which keys two of them share. A footprint
+//! has one 64-bit hash for each access, so that the single task that builds the
 //! [dependency graph](crate::graph) touches no key. Footprints are computed where transactions are verified, on all cores.
 //!
 //! A key is named as the world state names it: a private key by the hash of its name, in the namespace of its

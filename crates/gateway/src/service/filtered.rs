@@ -6,9 +6,14 @@
 //!
 //! Where a payload, an action or an event does not parse, Fabric's peers end the stream. A stream here goes on: such a transaction
 //! is listed with the id, the type and the events that can be read.
+//!
+//! Anybody who may write to the channel chooses these bytes, and a repeated field of two bytes becomes a structure of sixty. So
+//! messages with more than [`FIELDS_MAX`] fields are not decoded: no client has a use for them.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use bytes::Bytes;
 use chain::commit::recent::{CommittedBlock, CommittedTransaction};
+use ledger::wire::{Fields, Span};
 use prost::{DecodeError, Message as _};
 use proto::common::{ChannelHeader, Envelope, HeaderType, Payload};
 use proto::protos::filtered_transaction::Data;
@@ -16,6 +21,10 @@ use proto::protos::{
     ChaincodeAction, ChaincodeActionPayload, ChaincodeEvent, FilteredBlock, FilteredChaincodeAction,
     FilteredTransaction, FilteredTransactionActions, ProposalResponsePayload, Transaction,
 };
+
+/// The largest number of fields in a message with repeated fields: the actions of a transaction, or the endorsements of an
+/// action.
+const FIELDS_MAX: usize = 256;
 
 /// The filtered form of a block. Transactions without a header are left out, as in Fabric.
 pub(super) fn filtered(block: &CommittedBlock, channel: &str) -> FilteredBlock {
@@ -75,9 +84,40 @@ fn decode_headers(envelope: Bytes) -> Result<(Option<ChannelHeader>, Bytes), Dec
 
 /// The events of an encoded `Transaction`, up to the first action that does not parse.
 fn decode_events(transaction: Bytes) -> Vec<FilteredChaincodeAction> {
+    if !has_few_fields(&transaction) {
+        return Vec::new();
+    }
     let Ok(transaction) = Transaction::decode(transaction) else { return Vec::new() };
-    let events = transaction.actions.into_iter().map_while(|action| decode_event(action.payload).ok());
+    let decode = |payload: Bytes| endorsed_action_has_few_fields(&payload).then(|| decode_event(payload).ok())?;
+    let events = transaction.actions.into_iter().map_while(|action| decode(action.payload));
     events.flatten().filter_map(|event| action(&event.chaincode_id, &event.tx_id, &event.event_name)).collect()
+}
+
+/// Whether a message has at most [`FIELDS_MAX`] fields, repeated ones counted each; false if it does not parse.
+fn has_few_fields(message: &[u8]) -> bool {
+    let Ok(whole) = Span::whole(message) else { return false };
+    let mut fields = Fields::new(message, whole);
+    for _ in 0..=FIELDS_MAX {
+        match fields.next() {
+            Ok(Some(_)) => {}
+            Ok(None) => return true,
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+/// The same of the endorsed actions in an encoded `ChaincodeActionPayload`.
+fn endorsed_action_has_few_fields(payload: &[u8]) -> bool {
+    let Ok(whole) = Span::whole(payload) else { return false };
+    let mut fields = Fields::new(payload, whole);
+    while let Ok(Some(field)) = fields.next() {
+        match (field.number, field.span()) {
+            (2, Ok(action)) if !has_few_fields(action.of(payload)) => return false,
+            _ => {}
+        }
+    }
+    has_few_fields(payload)
 }
 
 fn decode_event(payload: Bytes) -> Result<Option<ChaincodeEvent>, DecodeError> {

@@ -113,3 +113,20 @@ fn events_are_named_as_far_as_the_bytes_can_be_read() {
     ];
     assert_eq!(got, expected);
 }
+
+/// Regression: a transaction of two-byte actions, or one of two-byte endorsements, took thirty times its size for every reader.
+#[test]
+fn events_of_a_transaction_with_too_many_fields_are_not_read() {
+    let events = |data: &proto::protos::Transaction| decode_events(encode(data)).len();
+    let action = action_with(event("contract", "made"));
+    let many = |count| proto::protos::Transaction { actions: vec![action.clone(); count] };
+    assert_eq!((events(&many(1)), events(&many(FIELDS_MAX)), events(&many(FIELDS_MAX + 1))), (1, FIELDS_MAX, 0));
+
+    let mut payload = ChaincodeActionPayload::decode(action.payload).expect("just made");
+    let endorsed = payload.action.as_mut().expect("just made");
+    endorsed.endorsements = vec![Default::default(); FIELDS_MAX + 1];
+    let crowded = TransactionAction { payload: encode(&payload), ..Default::default() };
+    assert_eq!(events(&proto::protos::Transaction { actions: vec![crowded] }), 0);
+    // Not a message at all.
+    assert_eq!(decode_events(Bytes::from_static(b"\xff")).len(), 0);
+}
