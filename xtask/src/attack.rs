@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::product;
 use crate::programs::program;
 use crate::step::run;
 
@@ -17,6 +18,16 @@ pub fn campaign(heddle: Option<PathBuf>, arguments: &[OsString]) -> Result<(), S
         None => program("heddle", "program")?.get_program().into(),
     };
     run(attack()?.args(["campaign", "--heddle"]).arg(heddle).args(arguments))
+}
+
+/// Measures what throughput a network keeps under attack, with release builds of all programs.
+///
+/// # Errors
+/// They do not build, or the measurement fails.
+pub fn bench() -> Result<(), String> {
+    let heddle = product::build()?;
+    run(Command::new("cargo").args(["build", "--release", "--locked", "--package", "heddle-attack"]))?;
+    run(Command::new(heddle).args(["bench", "under-attack"]))
 }
 
 /// Lists the attacks.

@@ -317,7 +317,7 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         Step::new("cold-build", nightly::cold_build),
         Step::new("product", product::nightly),
         Step::new("attack", || attack::campaign(Some(product::build()?), &[])),
-        Step::new("under-attack", || step::run(Command::new(product::build()?).args(["bench", "under-attack"]))),
+        Step::new("under-attack", attack::bench),
         Step::new("calls", || clients::calls(CALLS_NIGHTLY)),
         Step::new("caliper", clients::caliper),
         Step::new("soak", || soak(10.0, None, None)),
