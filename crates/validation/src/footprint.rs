@@ -1,8 +1,8 @@
 //! The keys that a transaction reads and may write, as hashes.
 //!
-//! To order the transactions of a block by their conflicts takes only the knowledge which keys two of them share. A footprint
-//! has one 64-bit hash for each access, so that the single task that builds the
-//! [dependency graph](crate::graph) touches no key. Footprints are computed where transactions are verified, on all cores.
+//! The dependency graph of a block needs to know only which keys its transactions share. So a footprint has one 64-bit
+//! hash for each access, and the one task that builds the [graph](crate::graph) compares no keys by name, except with
+//! ranges. Footprints are computed where transactions are verified, on all cores.
 //!
 //! A key is named as the world state names it: a private key by the hash of its name, in the namespace of its
 //! collection; the metadata of a key in a namespace apart. Two keys with one hash count as the same key; see

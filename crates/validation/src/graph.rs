@@ -66,11 +66,6 @@ impl DependencyGraph {
         self.ends.is_empty()
     }
 
-    /// The number of edges.
-    pub fn edges(&self) -> usize {
-        self.predecessors.len()
-    }
-
     /// The transactions from which an edge leads to `transaction`, the newest first.
     pub fn predecessors(&self, transaction: usize) -> &[u32] {
         let start = transaction.checked_sub(1).map_or(0, |before| self.ends[before]);

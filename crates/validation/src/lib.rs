@@ -36,6 +36,11 @@
 //! [`updates`] computes the changes of the valid transactions, and [`expiry`] the private hashes that the block itself
 //! removes.
 //!
+//! Invariant: a verdict depends only on the chain up to the transaction, so all peers agree. A compute node never
+//! relies on the verdict of another organisation. It verifies each signature of a block once, with three exceptions: a
+//! follower lied about a chunk, the policies changed after the check, or a transaction writes to a contract or
+//! collection in which keys may have policies of their own.
+//!
 //! ```
 //! use base::{Bytes, Version};
 //! use ledger::rwset::{ReadWriteSet, ReadWriteSetRecorder};
@@ -63,11 +68,6 @@
 //!
 //! `rules` has the policies in force, `state` the versions and rows, `storage` the transaction ids of earlier blocks, `replica` the
 //! followers that verify for the primary. Above, `chain::commit` calls this crate for each block that a peer receives.
-//!
-//! Invariant: a verdict depends only on the chain up to the transaction, so all peers agree. A compute node never
-//! relies on the verdict of another organisation. It verifies each signature of a block once, with three exceptions: a
-//! follower lied about a chunk, the policies changed after the check, or a transaction writes to a contract or
-//! collection in which keys may have policies of their own.
 
 #![deny(missing_docs)]
 

@@ -16,7 +16,7 @@
 //! 5. When all candidates are done, each worker sorts its rows, and the caller merges them into the batch: of several
 //!    rows with one key, that of the last candidate counts.
 //!
-//! The caller is one of the workers, so a block is never slower for waking the others up.
+//! The caller is one of the workers, so the check begins before the others have woken up.
 //!
 //! Invariants:
 //! 1. While a candidate is checked, all earlier candidates that conflict with it are done, and no later one that does is
@@ -70,7 +70,7 @@ impl WorkersConfig {
         WorkersConfig { workers_max: processors.min(8), scans_per_worker: 2 }
     }
 
-    /// The workers for a block in which so many candidates scan.
+    /// The number of workers for a block with this number of scanning candidates.
     pub(crate) fn workers(&self, scans: usize) -> usize {
         self.workers_max.min(scans.checked_div(self.scans_per_worker).unwrap_or(usize::MAX)).max(1)
     }
@@ -87,7 +87,7 @@ pub struct Candidate {
     pub footprint: Footprint,
 }
 
-/// Decides which of `candidates` are valid, as [`crate::conflicts::check_conflicts`] does, with so many `workers`.
+/// Decides which of `candidates` are valid, as [`crate::conflicts::check_conflicts`] does, with this number of workers.
 /// The candidates come in the order of the block, and are given back. There are at most
 /// [`TRANSACTIONS_MAX`](crate::graph::TRANSACTIONS_MAX).
 ///
