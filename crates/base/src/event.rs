@@ -188,12 +188,39 @@ fn shard_of_thread() -> usize {
     SHARD.with(|shard| *shard)
 }
 
+/// A sum to which many threads add at a high rate. It is no metric.
+pub struct ShardedSum([CounterShard; SHARDS]);
+
+impl ShardedSum {
+    /// Zero.
+    pub const fn new() -> ShardedSum {
+        ShardedSum([const { CounterShard(AtomicU64::new(0)) }; SHARDS])
+    }
+
+    /// Adds to the sum.
+    #[inline]
+    pub fn add(&self, count: u64) {
+        self.0[shard_of_thread()].0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    /// The sum so far.
+    pub fn value(&self) -> u64 {
+        self.0.iter().map(|shard| shard.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+impl Default for ShardedSum {
+    fn default() -> ShardedSum {
+        ShardedSum::new()
+    }
+}
+
 /// A number that only grows. Declared with [`events!`](crate::events).
 pub struct Counter {
     name: &'static str,
     documentation: &'static str,
     first_use: FirstUse,
-    shards: [CounterShard; SHARDS],
+    sum: ShardedSum,
 }
 
 impl Counter {
@@ -201,8 +228,7 @@ impl Counter {
     #[doc(hidden)]
     pub const fn new(name: &'static str, documentation: &'static str) -> Counter {
         check_name(name, "_total");
-        let shards = [const { CounterShard(AtomicU64::new(0)) }; SHARDS];
-        Counter { name, documentation, first_use: FirstUse::new(), shards }
+        Counter { name, documentation, first_use: FirstUse::new(), sum: ShardedSum::new() }
     }
 
     /// Counts `count` more.
@@ -212,7 +238,7 @@ impl Counter {
         if rt::is_simulation() {
             self.add_simulated(count);
         } else {
-            self.shards[shard_of_thread()].0.fetch_add(count, Ordering::Relaxed);
+            self.sum.add(count);
         }
     }
 
@@ -230,7 +256,7 @@ impl Counter {
         match rt::simulated_events(|events| events.get(self.name).cloned()) {
             Some(Some(EventValue::Counter(count))) => count,
             Some(_) => 0,
-            None => self.shards.iter().map(|shard| shard.0.load(Ordering::Relaxed)).sum(),
+            None => self.sum.value(),
         }
     }
 }
@@ -241,7 +267,7 @@ impl Event for Counter {
     }
 
     fn process_value(&self) -> EventValue {
-        EventValue::Counter(self.shards.iter().map(|shard| shard.0.load(Ordering::Relaxed)).sum())
+        EventValue::Counter(self.sum.value())
     }
 }
 

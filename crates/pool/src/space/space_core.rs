@@ -1,10 +1,11 @@
 //! The state that an address space's handles and tasks share: the sections, the budget, the links and the losses.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use base::Epoch;
+use base::event::ShardedSum;
 use base::rt::sync::Notify;
 use base::rt::{self, CancellationToken};
 use rma::Provider;
@@ -22,7 +23,7 @@ use crate::space::table::{SectionEntry, SectionState, SectionTable};
 pub(super) struct SpaceCore {
     pub(super) table: SectionTable,
     pub(super) section_bytes: u64,
-    pub(super) verbs: [AtomicU64; 4],
+    pub(super) verbs: [ShardedSum; 4],
     /// Number of connections whose verbs do not complete while they are posted.
     pub(super) asynchronous: AtomicUsize,
     pub(super) owner: String,

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use base::bytes::{Bytes, BytesMut};
+use base::event::ShardedSum;
 use rma::Completion;
 
 use crate::lock::lock;
@@ -94,7 +95,7 @@ impl AddressSpace {
         if !entry.is_live() {
             return Completion::ready(Err(rma::Error::Closed));
         }
-        shared.verbs[verb as usize].fetch_add(1, Ordering::Relaxed);
+        shared.verbs[verb as usize].add(1);
         let completion = post(entry, offset);
         if let Some(error) = completion.failure() {
             shared.note_failure(entry, error);
@@ -131,8 +132,7 @@ impl AddressSpace {
 
     /// Verbs posted so far.
     pub fn verbs(&self) -> VerbCounts {
-        let [reads, writes, compare_swaps, fetch_adds] =
-            [0, 1, 2, 3].map(|verb| self.shared.verbs[verb].load(Ordering::Relaxed));
+        let [reads, writes, compare_swaps, fetch_adds] = self.shared.verbs.each_ref().map(ShardedSum::value);
         VerbCounts { reads, writes, compare_swaps, fetch_adds }
     }
 }
