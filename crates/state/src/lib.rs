@@ -71,7 +71,7 @@ mod monolithic;
 mod update;
 mod world_state;
 
-pub use disaggregated::{Disaggregated, DisaggregatedConfig, Follower, StateUsage};
+pub use disaggregated::{ApplyWorkers, Disaggregated, DisaggregatedConfig, Follower, StateUsage};
 pub use error::Error;
 pub use monolithic::{Monolithic, MonolithicConfig};
 pub use update::{Update, UpdateBatch};

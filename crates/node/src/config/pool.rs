@@ -6,7 +6,7 @@ use pool::{SECTION_BYTES_MAX, SECTION_BYTES_MIN};
 use replica::NODES_MAX;
 use replica::offload::{OffloadMode, SPOT_CHECK_ONE_IN};
 use serde::{Deserialize, Serialize};
-use state::DisaggregatedConfig;
+use state::{ApplyWorkers, DisaggregatedConfig};
 use validation::block::ConflictCheckMode;
 use validation::parallel::WorkersConfig;
 
@@ -68,14 +68,14 @@ impl OffloadSetting {
     }
 }
 
-/// How a peer checks the transactions of a block for conflicts.
+/// How a peer checks the transactions of a block for conflicts and writes their changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ValidationSetting {
     /// One after the other.
     #[default]
     Sequential,
-    /// By several tasks, which follow the block's dependency graph, if enough transactions scan.
+    /// By several tasks if the block is large enough: checks follow the block's dependency graph.
     Parallel,
 }
 
@@ -85,6 +85,14 @@ impl ValidationSetting {
         match self {
             ValidationSetting::Sequential => ConflictCheckMode::Sequential,
             ValidationSetting::Parallel => ConflictCheckMode::Parallel(WorkersConfig::of_machine()),
+        }
+    }
+
+    /// The tasks that apply a block to the state.
+    pub(crate) fn apply_workers(self) -> ApplyWorkers {
+        match self {
+            ValidationSetting::Sequential => ApplyWorkers::ONE,
+            ValidationSetting::Parallel => ApplyWorkers::of_machine(),
         }
     }
 }

@@ -476,6 +476,7 @@ async fn start_peer(
             delta_bytes_max: config.storage.delta_bytes,
             evict_above_percent: config.pool.evict_above_percent,
             evict_to_percent: config.pool.evict_to_percent,
+            apply_workers: config.pool.validation.apply_workers(),
             ..DisaggregatedConfig::default()
         },
     };

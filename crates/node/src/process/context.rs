@@ -66,12 +66,13 @@ pub(super) struct StartedRole {
 
 /// Where a compute node finds memory and storage.
 fn remote_backends(
+    compute: &file::ComputeFile,
     section: &file::PooledFile,
-    peer_nodes: Option<&file::PeerNodesFile>,
     folder: &Path,
     providers: SchemeProviders,
 ) -> RemoteBackends {
     let donors = section.memory.iter();
+    let peer_nodes = compute.peer_nodes.as_ref();
     let shared = peer_nodes.and_then(|among| among.budget_directory.as_ref());
     RemoteBackends {
         storage: section.storage.clone(),
@@ -94,6 +95,7 @@ fn remote_backends(
             delta_bytes_max: section.delta_bytes,
             evict_above_percent: section.evict_above_percent,
             evict_to_percent: section.evict_to_percent,
+            apply_workers: compute.validation.apply_workers(),
             ..DisaggregatedConfig::default()
         },
     }
@@ -265,11 +267,8 @@ impl RoleContext<'_> {
             (Some(local), _) => ComputeInstance::monolithic(options, self.local(local).await?).await?,
             (None, pooled) => {
                 let pooled = pooled.as_ref().expect("one of the two was looked for when the file was read");
-                ComputeInstance::disaggregated(
-                    options,
-                    remote_backends(pooled, section.peer_nodes.as_ref(), self.folder, self.providers()),
-                )
-                .await?
+                ComputeInstance::disaggregated(options, remote_backends(section, pooled, self.folder, self.providers()))
+                    .await?
             }
         };
         let compute = Arc::new(compute);

@@ -23,7 +23,7 @@ use prost::Message as _;
 use replica::FailoverTimeouts;
 use replica::failover::begin_epoch;
 use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
-use state::{Disaggregated, DisaggregatedConfig, WorldState};
+use state::{ApplyWorkers, Disaggregated, DisaggregatedConfig, WorldState};
 use storage::node::RemoteStoreConfig;
 use storage::{StateStore, WatermarkFile};
 
@@ -87,6 +87,11 @@ fn state_config(network: &Network, organization: usize) -> DisaggregatedConfig {
         delta_bytes_max: network.scenario.delta_bytes,
         view_lag_blocks_max: pools.view_lag_blocks_max,
         savepoint_lag_blocks_max: pools.savepoint_lag_blocks_max,
+        // The peers of one network must agree in whichever way they apply.
+        apply_workers: match organization % 2 {
+            0 => ApplyWorkers { workers_max: 4, keys_per_worker: 0 },
+            _ => ApplyWorkers::ONE,
+        },
         ..DisaggregatedConfig::default()
     }
 }

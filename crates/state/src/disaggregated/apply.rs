@@ -1,30 +1,31 @@
 //! Applies a block as one batch.
 //!
 //! The task that applies the block holds the writer's lock, except for the case in step 3. In each step it posts up to
-//! [`IN_FLIGHT_MAX`] verbs before it awaits the first.
-//! 1. **Locate.** Read the group of buckets of every key. The records whose slots have the key's fingerprint are
-//!    candidates. The current record of a key is the candidate that the metadata cache knows, or else the candidate
-//!    whose head names the key. A new key gets an empty slot; if its group has none, the task splits the subtable and
-//!    locates its keys again.
-//! 2. **Allocate.** Each new version gets a buffer; if no leased section has space, the task leases another one. A
+//! [`IN_FLIGHT_MAX`] verbs before it awaits the first. Of a large block, steps 2 and 3 are divided among several tasks, and
+//! so are steps 5 to 7 ([`super::apply_part`]).
+//! 1. **Allocate.** Each new version gets a buffer; if no leased section has space, the task leases another one. A
 //!    silent donor delays a block at most once, for [`DONOR_TIMEOUT`](super::DONOR_TIMEOUT): until the donor answers,
 //!    memory counts as full.
+//! 2. **Locate.** Read the group of buckets of every key. The records whose slots have the key's fingerprint are
+//!    candidates. The current record of a key is the candidate that the metadata cache knows, or else the candidate
+//!    whose head names the key. A new key gets an empty slot; if its group has none, the task splits the subtable and
+//!    locates its keys again. A key that gets no slot returns its buffer.
 //! 3. **Write.** Write each record whole, with `prev` leading to the previous version. No pointer leads to the new
 //!    records yet, so steps 1 to 3 run while the block becomes durable. The following steps run once the block is
 //!    durable. If the block is not durable [`LOCK_HELD_MAX`] after the writes, the task frees the buffers, releases the
 //!    lock, waits until the block is durable, and starts over.
-//! 4. **Link.** Swap the link word of the previous version from (newest, its incarnation, valid) to (the new record,
+//! 4. **Delta**: enter the location of each new version. No reader sees the block yet.
+//! 5. **Link.** Swap the link word of the previous version from (newest, its incarnation, valid) to (the new record,
 //!    the same incarnation, valid).
-//! 5. **Swap.** Swap the index slot from its old content to the new record.
-//! 6. **Record** the superseded versions and the tombstones in the writer's lists.
-//! 7. **Delta**: enter the location of each new version.
-//! 8. **Caches**: replace the cached versions by the new ones, and invalidate every token of their keys.
+//! 6. **Swap.** Swap the index slot from its old content to the new record.
+//! 7. **Caches**: replace the cached versions by the new ones, and invalidate every token of their keys.
+//! 8. **Record** the superseded versions and the tombstones in the writer's lists.
 //! 9. **Invalidate** the caches of the followers ([`super::followers`]), and wait for each follower's acknowledgement
 //!    or the end of its lease.
 //! 10. **Publish**: wait until every lease that an earlier primary can have granted has ended, then raise the height.
 //!     From here on snapshots see the block.
 //!
-//! A block is applied whole even if steps 1 to 5 fail for some of its keys. If the index cannot lead to the new version
+//! A block is applied whole even if steps 1 to 6 fail for some of its keys. If the index cannot lead to the new version
 //! of a key, the delta itself keeps the value, and the index has no entry for the key. Apply fails if the primary is
 //! fenced, or if the block cannot be made durable; a block that is not durable leaves no trace. The delta is bounded:
 //! the caller persists when [`crate::WorldState::wants_persist`] says so.
@@ -55,16 +56,16 @@ use std::time::Duration;
 
 use base::{Bytes, BytesMut, rt};
 
-use super::cache::{CachedValue, CachedVersion, VersionKind, buffer_pool};
+use super::apply_part::{ApplyPart, ApplyParts};
 use super::fault::{Mutant, hold_up, mutant};
 use super::grow::IN_FLIGHT_MAX;
-use super::index::{BucketGroup, GROUP_BYTES, RESERVED, Subtable};
-use super::memory::{completed, had_no_effect};
-use super::pending_write::{Groups, NewRecord, PendingWrite, SlotSwap, beside, group_of, items, undo};
+use super::index::{BucketGroup, GROUP_BYTES, Subtable};
+use super::memory::completed;
+use super::pending_write::{Groups, NewRecord, PendingWrite, SlotSwap, beside, items};
 use super::pointer::{Pointer, UNIT_BYTES};
-use super::record::{KeyName, LinkWord, RECORD_BYTES_MAX, RecordContent};
+use super::record::{KeyName, RECORD_BYTES_MAX};
 use super::{StateCore, StateWriter, SupersededVersion, Tombstone, record};
-use crate::{Durable, Error, Update, UpdateBatch, events};
+use crate::{Durable, Error, UpdateBatch, events};
 
 /// Rounds of locating: one for every bit by which a subtable may have to grow, plus some for failures.
 const ROUNDS_MAX: usize = 40;
@@ -73,13 +74,15 @@ impl StateCore {
     pub(super) async fn apply(
         shared: &Arc<StateCore>,
         number: u64,
-        batch: &UpdateBatch,
+        batch: UpdateBatch,
         mut durable: Option<Durable<'_>>,
     ) -> Result<(), Error> {
-        while !StateCore::apply_once(shared, number, batch, &mut durable).await? {
+        let mut parts = ApplyParts::new(shared, items(batch, shared.seed));
+        while !StateCore::apply_once(shared, number, &mut parts, &mut durable).await? {
             if let Some(durable) = durable.take() {
                 durable.await?;
             }
+            parts.start_over();
         }
         Ok(())
     }
@@ -88,7 +91,7 @@ impl StateCore {
     async fn apply_once(
         shared: &Arc<StateCore>,
         number: u64,
-        batch: &UpdateBatch,
+        parts: &mut ApplyParts,
         durable: &mut Option<Durable<'_>>,
     ) -> Result<bool, Error> {
         let height = shared.height.load(Ordering::Acquire);
@@ -103,20 +106,16 @@ impl StateCore {
         let mut started = rt::now();
         shared.reclaim(writer);
         shared.watch_free_space(writer);
-        let mut items = items(batch, shared.seed);
         let unseen = async {
-            shared.locate(writer, &mut items).await;
-            shared.allocate(writer, &mut items).await;
-            if !mutant(Mutant::LinkEarly) {
-                shared.write(writer, &mut items).await;
-            }
+            shared.allocate(writer, parts).await;
+            shared.locate(writer, parts).await;
         };
         match durable {
             None => unseen.await,
             Some(waiting) => {
                 let ended = beside(waiting, unseen).await;
                 if !matches!(ended, Some(Ok(()))) {
-                    undo(writer, &mut items);
+                    parts.undo(writer);
                 }
                 let Some(ended) = ended else { return Ok(false) };
                 *durable = None;
@@ -125,26 +124,20 @@ impl StateCore {
                 started = rt::now();
             }
         }
-        shared.link(writer, &mut items).await;
-        shared.swap(writer, &mut items).await;
-        if mutant(Mutant::LinkEarly) {
-            rt::sleep(Duration::from_millis(1)).await;
-            shared.write(writer, &mut items).await;
-        }
+        shared.note_in_delta(parts, number);
+        shared.publish_slots(writer, parts).await;
         if shared.is_fenced() {
             return Err(Error::Fenced);
         }
-        shared.retire_replaced(writer, &mut items, number);
-        shared.note_in_delta(&items, number);
         if mutant(Mutant::PublishEarly) {
             shared.height.store(number + 1, Ordering::Release);
             StateCore::publish(shared, number + 1);
             rt::sleep(Duration::from_millis(1)).await;
             shared.height.store(number, Ordering::Release);
         }
-        hold_up("state.apply.caches").await;
-        shared.replace_in_caches(&items);
-        shared.invalidate_followers(&items, number).await;
+        parts.replace_rest_in_caches();
+        shared.retire_replaced(writer, parts, number);
+        shared.invalidate_followers(parts, number).await;
         hold_up("state.apply.publish").await;
         shared.earlier_leases.wait().await;
         let before = shared.height.swap(number + 1, Ordering::AcqRel);
@@ -154,58 +147,91 @@ impl StateCore {
         Ok(true)
     }
 
-    /// Step 1.
-    async fn locate(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
-        let mut groups = Groups::default();
-        groups.reserve(items.len());
-        for _ in 0..ROUNDS_MAX {
-            hold_up("state.apply.locate").await;
-            for item in items.iter_mut() {
-                if item.slot.as_ref().is_some_and(|(subtable, ..)| !writer.space.holds(subtable.address)) {
-                    (item.located, item.slot) = (false, None);
-                }
+    /// Steps 2 and 3.
+    async fn locate(&self, writer: &mut StateWriter, parts: &mut ApplyParts) {
+        parts.run(&writer.space.held(), ApplyPart::look_and_write).await;
+        for round in 1.. {
+            self.settle(writer, parts).await;
+            let held = writer.space.held();
+            parts.each().for_each(|part| part.forget_lost_slots(&held));
+            if round == ROUNDS_MAX || parts.items().all(|item| item.located) {
+                break;
             }
-            if items.iter().all(|item| item.located) {
-                return;
-            }
-            groups.retain(|address, (_, group)| group.is_some() && writer.space.holds(*address));
-            let mut wanted: Vec<(u64, Subtable)> = Vec::with_capacity(items.len());
-            for item in items.iter_mut().filter(|item| !item.located) {
-                item.subtable = match self.find_subtable(item.hash) {
-                    Some(subtable) => Some(subtable),
-                    None => self.subtable(writer, item.hash).await,
-                };
-                let Some(subtable) = item.subtable else {
-                    item.located = true;
-                    continue;
-                };
-                let address = subtable.group_address(item.hash.group());
-                // A copy that was read under another header is out of date.
-                if groups.get(&address).is_none_or(|(other, _)| *other != subtable) {
-                    groups.insert(address, (subtable, None));
-                    wanted.push((address, subtable));
-                }
-            }
-            self.read_groups(writer, &wanted, &mut groups).await;
-            self.match_records(writer, items, &groups).await;
-            self.reserve(writer, items, &mut groups).await;
+            parts.join();
+            parts.run(&held, ApplyPart::look_and_write).await;
         }
         // Items that could not be located within this many rounds stay out of memory. Slots that may lead to their
         // older versions must go.
-        for item in items.iter_mut().filter(|item| !item.located) {
+        for item in parts.items_mut().filter(|item| !item.located) {
             if let Some(subtable) = self.find_subtable(item.hash) {
                 self.give_up(writer, subtable.address);
             }
             item.located = true;
         }
-        for item in items.iter_mut() {
-            if item.slot.as_ref().is_some_and(|(subtable, ..)| !writer.space.holds(subtable.address)) {
+        parts.divide();
+        let is_due = |item: &PendingWrite| item.slot.is_some() && item.new.is_some() && !item.written;
+        if parts.items().any(is_due) && !mutant(Mutant::LinkEarly) {
+            parts.run(&writer.space.held(), ApplyPart::write).await;
+            self.give_up_lost(writer, parts);
+        }
+        let held = writer.space.held();
+        for item in parts.items_mut() {
+            if item.has_lost_slot(&held) {
                 item.slot = None;
+            }
+            if let Some(new) = item.new.take_if(|new| item.slot.is_none() || !held.holds(new.pointer.address()))
+                && held.holds(new.pointer.address())
+            {
+                writer.space.free(new.pointer.address());
             }
         }
     }
 
-    pub(super) async fn read_groups(&self, writer: &mut StateWriter, wanted: &[(u64, Subtable)], groups: &mut Groups) {
+    /// Frees the buffers into which nothing was written, and gives up the sections that a step could not use; true if
+    /// there were some.
+    fn give_up_lost(&self, writer: &mut StateWriter, parts: &mut ApplyParts) -> bool {
+        let mut any = false;
+        for part in parts.each() {
+            for address in part.unwritten.drain(..) {
+                if writer.space.holds(address) {
+                    writer.space.free(address);
+                }
+            }
+            any |= !part.lost.is_empty();
+            part.lost.drain(..).for_each(|address| self.give_up(writer, address));
+        }
+        any
+    }
+
+    /// Does what the parts need of the writer after a round of locating.
+    async fn settle(&self, writer: &mut StateWriter, parts: &mut ApplyParts) {
+        if self.give_up_lost(writer, parts) {
+            // Some of what was located may have been in these sections.
+            parts.each().for_each(ApplyPart::restart);
+            return;
+        }
+        let (mut split, mut full) = (Vec::new(), Vec::new());
+        for part in parts.each() {
+            for at in std::mem::take(&mut part.unserved) {
+                let item = &mut part.items[at];
+                item.located = self.subtable(writer, item.hash).await.is_none();
+            }
+            for (at, subtable) in std::mem::take(&mut part.crowded) {
+                if self.find_subtable(part.items[at].hash) == Some(subtable) {
+                    let stays_full = full.contains(&subtable.address) || !self.split(writer, subtable).await;
+                    part.items[at].located = stays_full;
+                    let list = if stays_full { &mut full } else { &mut split };
+                    list.push(subtable.address);
+                }
+            }
+        }
+        for part in parts.each() {
+            split.iter().for_each(|address| part.forget_subtable(*address));
+        }
+    }
+
+    /// Reads groups of the index; enters in `lost` the subtables of those that could not be read.
+    pub(super) async fn read_groups(&self, wanted: &[(u64, Subtable)], groups: &mut Groups, lost: &mut Vec<u64>) {
         for window in wanted.chunks(IN_FLIGHT_MAX) {
             let post = |(address, _): &(u64, Subtable)| {
                 self.memory.read(*address, GROUP_BYTES, BytesMut::with_capacity(GROUP_BYTES))
@@ -219,94 +245,17 @@ impl StateCore {
                         if let Err(error) = &read {
                             self.memory.note_failure(*address, error);
                         }
-                        self.give_up(writer, subtable.address);
+                        lost.push(subtable.address);
                     }
                 }
             }
         }
     }
 
-    /// Finds the version before of every item that is not located.
-    async fn match_records(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>], groups: &Groups) {
-        let mut heads: Vec<(usize, Pointer)> = Vec::new();
-        for (at, item) in items.iter_mut().enumerate().filter(|(_, item)| !item.located) {
-            (item.old, item.is_read) = (None, false);
-            let Some(group) = group_of(item, groups) else { continue };
-            let space = &writer.space;
-            let candidates = || {
-                let pointers = group.candidates(item.hash).map(|(_, pointer)| pointer);
-                pointers.filter(|pointer| space.holds(pointer.address()))
-            };
-            match self.caches.newest(item.hash, item.name()) {
-                Some((known, has_value)) if candidates().any(|pointer| pointer == known.pointer) => {
-                    (item.old, item.is_read) = (Some(known.pointer), has_value);
-                }
-                _ => heads.extend(candidates().map(|pointer| (at, pointer))),
-            }
-        }
-        if heads.is_empty() {
-            return;
-        }
-        let pointers: Vec<Pointer> = heads.iter().map(|(_, pointer)| *pointer).collect();
-        for ((at, pointer), head) in heads.iter().zip(self.read_heads(&pointers).await) {
-            match head {
-                Some(head) if head.is_of(items[*at].name()) => items[*at].old = Some(*pointer),
-                Some(_) => {}
-                // The slot may or may not belong to this key, so it must lead nowhere.
-                None => self.give_up(writer, pointer.address()),
-            }
-        }
-    }
-
-    /// Gives every item that is not located yet its slot; if a group has no empty slot, splits its subtable.
-    async fn reserve(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>], groups: &mut Groups) {
-        for at in 0..items.len() {
-            let item = &mut items[at];
-            let Some(subtable) = item.subtable.filter(|_| !item.located) else { continue };
-            let group = groups.get_mut(&subtable.group_address(item.hash.group()));
-            let Some((read, Some(group))) = group else { continue };
-            if *read != subtable || item.old.is_some_and(|old| !writer.space.holds(old.address())) {
-                continue;
-            }
-            let place = match item.old {
-                Some(old) => group.find(item.hash, item.hash.slot(old)),
-                // Deleting a key that memory does not hold needs no slot.
-                None if item.update.value.is_none() => {
-                    item.located = true;
-                    continue;
-                }
-                None => group.vacant_slot(item.hash, |address| writer.space.holds(address)),
-            };
-            if let Some(place) = place {
-                item.slot = Some((subtable, place, group.slot(place)));
-                item.located = true;
-                group.set(place, RESERVED);
-                continue;
-            }
-            if item.old.is_some() {
-                // Two keys cannot share a record: the bytes that were read contradict each other.
-                self.give_up(writer, subtable.address);
-                return;
-            }
-            let located = !self.split(writer, subtable).await;
-            items[at].located = located;
-            for item in items.iter_mut() {
-                if item.slot.as_ref().is_some_and(|(other, ..)| other.address == subtable.address) {
-                    (item.located, item.slot) = (false, None);
-                }
-            }
-            let first = subtable.address;
-            groups.retain(|_, (other, _)| other.address != first);
-            if !located {
-                return;
-            }
-        }
-    }
-
-    /// Step 2.
-    async fn allocate(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
+    /// Step 1.
+    async fn allocate(&self, writer: &mut StateWriter, parts: &mut ApplyParts) {
         let bytes_max = RECORD_BYTES_MAX.min(self.memory.section_bytes() as usize);
-        for item in items.iter_mut().filter(|item| item.slot.is_some()) {
+        for item in parts.items_mut() {
             let name = item.name();
             let value = item.update.value.as_ref();
             let bytes = record::record_bytes(name.namespace.len(), name.key.len(), value.map_or(0, Bytes::len));
@@ -330,108 +279,36 @@ impl StateCore {
         }
     }
 
-    /// Step 3. The checksum of a value is computed right before its verb is posted, so that the value enters the core's
-    /// cache only once.
-    async fn write(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
-        hold_up("state.apply.write").await;
-        let mut failed = Vec::new();
-        let mut heads = BytesMut::with_capacity(items.iter().map(|item| record::head_bytes_of(item.name())).sum());
-        for window in items.chunks(IN_FLIGHT_MAX) {
-            let mut post = |item: &PendingWrite<'_>| {
-                let NewRecord { pointer, .. } =
-                    item.new.as_ref().filter(|new| writer.space.holds(new.pointer.address()))?;
-                let Update { value, version } = item.update;
-                let prev = item.old.unwrap_or(Pointer::NULL);
-                let content = RecordContent { name: item.name(), version: *version, value: value.as_deref(), prev };
-                record::encode_head(&content, pointer.incarnation(), &mut heads);
-                let parts = [heads.split().freeze(), value.clone().unwrap_or_default()];
-                Some((*pointer, self.memory.write(pointer.address(), &parts)))
-            };
-            let posted: Vec<_> = window.iter().filter_map(&mut post).collect();
-            for (pointer, verb) in posted {
-                if let Err(error) = completed(&*self.memory, verb).await {
-                    self.memory.note_failure(pointer.address(), &error);
-                    failed.push((pointer, had_no_effect(&error) && self.is_usable(&error)));
-                }
-            }
+    /// Steps 5 to 7.
+    async fn publish_slots(&self, writer: &mut StateWriter, parts: &mut ApplyParts) {
+        parts.run(&writer.space.held(), ApplyPart::link_swap_and_cache).await;
+        if self.give_up_lost(writer, parts) {
+            self.forget_unindexed(writer, parts);
         }
-        for (pointer, give_back) in &failed {
-            match give_back {
-                true if writer.space.holds(pointer.address()) => writer.space.free(pointer.address()),
-                true => {}
-                false => self.give_up(writer, pointer.address()),
-            }
-        }
-        let failed = |new: &NewRecord| failed.iter().any(|(pointer, _)| *pointer == new.pointer);
-        for item in items.iter_mut() {
-            if item.new.as_ref().is_some_and(|new| failed(new) || !writer.space.holds(new.pointer.address())) {
-                item.new = None;
-            }
+        if mutant(Mutant::LinkEarly) {
+            rt::sleep(Duration::from_millis(1)).await;
+            parts.run(&writer.space.held(), ApplyPart::write).await;
         }
     }
 
-    /// Step 4.
-    async fn link(&self, writer: &StateWriter, items: &mut [PendingWrite<'_>]) {
-        hold_up("state.apply.link").await;
-        for window in items.chunks(IN_FLIGHT_MAX) {
-            let post = |item: &PendingWrite<'_>| {
-                let (old, new) = (item.old?, item.new.as_ref()?);
-                if !writer.space.holds(old.address()) {
-                    return None;
-                }
-                let word = |next| LinkWord { next, incarnation: old.incarnation(), valid: true }.bits();
-                let (expected, new) = (word(Pointer::NULL), word(new.pointer));
-                Some((old, expected, self.memory.compare_swap(old.address(), expected, new)))
-            };
-            let posted: Vec<_> = window.iter().filter_map(post).collect();
-            for (old, expected, verb) in posted {
-                match completed(&*self.memory, verb).await {
-                    Ok(found) if found == expected => {}
-                    Ok(_) => events::LinksMissed.add(1),
-                    Err(error) => {
-                        self.memory.note_failure(old.address(), &error);
-                        events::LinksMissed.add(1);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Step 5.
-    async fn swap(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
-        hold_up("state.apply.slot").await;
-        for item in items.iter_mut() {
-            if item.slot.as_ref().is_some_and(|(subtable, ..)| !writer.space.holds(subtable.address)) {
-                item.slot = None;
-            }
-        }
-        let mut failed = Vec::new();
-        for window in items.chunks(IN_FLIGHT_MAX) {
-            let post = |item: &PendingWrite<'_>| {
-                let (subtable, place, before) = item.slot?;
-                let after = item.new.as_ref().map_or(0, |new| item.hash.slot(new.pointer));
-                if before == after {
-                    return None;
-                }
-                let address = place.address(subtable.group_address(item.hash.group()));
-                Some(SlotSwap { address, before, verb: self.memory.compare_swap(address, before, after) })
-            };
-            let posted = window.iter().filter_map(post).collect();
-            failed.extend(self.failed_swaps(posted).await);
-        }
-        for address in failed {
-            self.give_up(writer, address);
-        }
-        for item in items.iter_mut() {
+    /// After a section was given up: the delta keeps the values to which the index does not lead.
+    fn forget_unindexed(&self, writer: &mut StateWriter, parts: &mut ApplyParts) {
+        let held = writer.space.held();
+        let mut delta = self.delta_mut();
+        for item in parts.items_mut() {
             let Some(new) = &item.new else { continue };
-            let indexed = item.slot.is_some_and(|(subtable, ..)| writer.space.holds(subtable.address));
-            if !writer.space.holds(new.pointer.address()) {
-                item.new = None;
-            } else if !indexed {
-                writer.retire(new.pointer);
-                item.new = None;
+            let (pointer, is_held) = (new.pointer, held.holds(new.pointer.address()));
+            if is_held && item.slot.is_some_and(|(subtable, ..)| held.holds(subtable.address)) {
+                continue;
             }
+            if is_held {
+                writer.retire(pointer);
+            }
+            item.new = None;
+            delta.relocate(item.hash, item.name(), item.delta_version());
+            events::VersionsNotInMemory.add(1);
         }
+        parts.each().for_each(|part| part.is_cached = false);
     }
 
     /// Waits for the swaps; returns the slots whose value is not known, to be [given up](Self::give_up).
@@ -448,9 +325,9 @@ impl StateCore {
         failed
     }
 
-    /// Step 6.
-    fn retire_replaced(&self, writer: &mut StateWriter, items: &mut [PendingWrite<'_>], number: u64) {
-        for item in items.iter_mut() {
+    /// Step 8.
+    fn retire_replaced(&self, writer: &mut StateWriter, parts: &ApplyParts, number: u64) {
+        for item in parts.items() {
             if let Some(pointer) = item.old
                 && writer.space.holds(pointer.address())
             {
@@ -470,56 +347,23 @@ impl StateCore {
         }
     }
 
-    /// Step 7.
-    fn note_in_delta(&self, items: &[PendingWrite<'_>], number: u64) {
-        let spilled = items.iter().filter(|item| item.new.is_none() && item.update.value.is_some());
+    /// Step 4.
+    fn note_in_delta(&self, parts: &ApplyParts, number: u64) {
+        let spilled = parts.items().filter(|item| item.new.is_none() && item.update.value.is_some());
         events::VersionsNotInMemory.add(spilled.count() as u64);
-        let writes = items.iter().map(|item| {
-            let name = KeyName { namespace: item.namespace, key: item.key };
+        let writes = parts.items().map(|item| {
+            let name = KeyName { namespace: &item.namespace, key: &item.key };
             (item.hash, name, || (item.namespace.clone(), item.key.clone()), item.delta_version())
         });
-        self.empty.note_block(number, items.iter().map(|item| &**item.namespace));
+        self.empty.note_block(number, parts.items().map(|item| &*item.namespace));
         self.delta_mut().add(number, writes);
     }
 
-    /// Step 8.
-    fn replace_in_caches(&self, items: &[PendingWrite<'_>]) {
-        for item in items {
-            let kind = if item.update.value.is_some() { VersionKind::Live } else { VersionKind::Deleted };
-            let version = item.update.version;
-            let (known, kept) = match &item.new {
-                Some(NewRecord { pointer, bytes, .. }) => {
-                    self.heat.touch(pointer.address());
-                    let known = CachedVersion { pointer: *pointer, version, kind, bytes: *bytes as u32 };
-                    let prev = item.old.unwrap_or(Pointer::NULL);
-                    // A copy: the value may be a slice of the block's longer buffer.
-                    let value = item.update.value.as_ref().filter(|_| item.is_read).map(|value| &value[..]);
-                    let keep = |value| {
-                        let (value, bytes) = buffer_pool::copy(value, *bytes);
-                        CachedValue { version, value: Some(value), prev, bytes }
-                    };
-                    (known, value.map(keep))
-                }
-                None => {
-                    let known = CachedVersion { pointer: Pointer::NULL, version, kind, bytes: 0 };
-                    let kept = item.update.value.as_deref().map(Bytes::copy_from_slice).map(|value| CachedValue {
-                        version,
-                        bytes: value.len(),
-                        value: Some(value),
-                        prev: Pointer::NULL,
-                    });
-                    (known, kept)
-                }
-            };
-            self.caches.replace(item.hash, item.name(), known, kept);
-        }
-    }
-
     /// Step 9.
-    async fn invalidate_followers(&self, items: &[PendingWrite<'_>], number: u64) {
+    async fn invalidate_followers(&self, parts: &ApplyParts, number: u64) {
         if self.followers.any() {
             self.log_change(|changes| {
-                changes.block(number, items.iter().map(|item| (item.name(), item.delta_version())))
+                changes.block(number, parts.items().map(|item| (item.name(), item.delta_version())))
             });
             self.followers.notify(|| self.heat.notes_uses()).await;
         }

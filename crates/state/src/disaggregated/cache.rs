@@ -45,7 +45,7 @@ pub use version::{CachedValue, CachedVersion, VersionKind, VersionTag};
 
 /// Number of token counters.
 const TOKENS: usize = 4096;
-/// Most shards, and the bytes below which another shard is not worthwhile.
+/// Most shards, a power of two, and the bytes below which another shard is not worthwhile.
 const SHARDS_MAX: usize = 64;
 const SHARD_BYTES_MIN: usize = 1 << 20;
 
@@ -157,13 +157,15 @@ impl Caches {
 
     #[inline]
     fn shard(&self, hash: KeyHash) -> MutexGuard<'_, CacheShard> {
-        // Bits that neither the table within a shard nor the index uses first.
-        let at = (hash.0 >> 26) as usize & (self.shards.len() - 1);
+        // The tables within a shard use higher bits.
+        let at = hash.0 as usize & (self.shards.len() - 1);
         self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn counter(&self, hash: KeyHash) -> &AtomicU64 {
-        &self.tokens[(hash.0 >> 40) as usize % TOKENS]
+        // Those of a shard are together: tasks that apply a block have shards of their own, and share no cache line.
+        let (shard, within) = (hash.0 as usize % SHARDS_MAX, (hash.0 >> 40) as usize % (TOKENS / SHARDS_MAX));
+        &self.tokens[shard * (TOKENS / SHARDS_MAX) + within]
     }
 
     /// Step 1 of learning.

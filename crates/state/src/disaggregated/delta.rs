@@ -148,6 +148,17 @@ impl Delta {
         events::DeltaBytes.add(self.bytes as i64 - before as i64);
     }
 
+    /// Changes the location of the newest version of a key.
+    pub fn relocate(&mut self, hash: KeyHash, name: KeyName<'_>, written: DeltaVersion) {
+        let line = self.lines.find_mut(hash.0, |line| line.is_of(hash, name)).expect("the newest block is here");
+        assert_eq!(line.newest.version, written.version, "it is the version of the newest block");
+        let before = line.cost(&line.newest);
+        line.newest = written;
+        let after = line.cost(&line.newest);
+        self.bytes = self.bytes - before + after;
+        events::DeltaBytes.add(after as i64 - before as i64);
+    }
+
     /// The versions of a key that a reader at `height` finds.
     pub fn look_up(&self, hash: KeyHash, name: KeyName<'_>, height: u64) -> DeltaLookup {
         match self.lines.find(hash.0, |line| line.is_of(hash, name)) {
@@ -297,6 +308,27 @@ mod tests {
     fn see(delta: &Delta, key: &str, height: u64) -> Option<Version> {
         let name = KeyName { namespace: "cc", key };
         delta.look_up(hash(key), name, height).newest.map(|written| written.version)
+    }
+
+    #[test]
+    fn a_version_that_is_kept_here_after_all_counts_with_its_value() {
+        let mut delta = Delta::default();
+        let name = KeyName { namespace: "cc", key: "key" };
+        let version = Version { block: 3, tx: 1 };
+        let written = |location| DeltaVersion { version, location };
+        let shared = || ("cc".into(), "key".into());
+        delta.add(3, [(hash("key"), name, shared, written(ValueLocation::Storage))].into_iter());
+        let before = delta.bytes();
+        delta.relocate(
+            hash("key"),
+            name,
+            written(ValueLocation::Inline(Box::new(Bytes::from_static(b"twelve bytes")))),
+        );
+        assert_eq!(delta.bytes(), before + 12);
+        let found = delta.look_up(hash("key"), name, 4).newest.expect("it is visible");
+        assert!(matches!(found.location, ValueLocation::Inline(value) if **value == *b"twelve bytes"));
+        delta.forget_below(4);
+        assert_eq!(delta.bytes(), 0);
     }
 
     #[test]

@@ -372,7 +372,9 @@ impl StateCore {
         }
         let mut wanted: Vec<(u64, Subtable)> = wanted.into_iter().collect();
         wanted.sort_unstable_by_key(|(address, _)| *address);
-        self.read_groups(writer, &wanted, &mut groups).await;
+        let mut lost = Vec::new();
+        self.read_groups(&wanted, &mut groups, &mut lost).await;
+        lost.into_iter().for_each(|address| self.give_up(writer, address));
         let victims = cold.into_iter().filter_map(|(candidate, head, bytes)| {
             let EvictionCandidate { pointer, hash } = candidate;
             let subtable = self.find_subtable(hash)?;

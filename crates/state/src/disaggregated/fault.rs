@@ -35,6 +35,8 @@ base::mutants! {
         PublishUndurable,
         /// The buffers of a block that turns out not to be durable yet are not freed.
         KeepUndone,
+        /// The caches are not replaced for the keys of a task that met a slot of unknown content.
+        PartUncached,
         /// Records are evicted without being marked invalid.
         NoMark,
         /// Versions are evicted that no savepoint covers.

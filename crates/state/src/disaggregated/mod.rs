@@ -54,6 +54,8 @@
 //! [`lease::REUSE_AFTER`]: replica::lease::REUSE_AFTER
 
 mod apply;
+mod apply_part;
+mod apply_workers;
 mod audit;
 mod cache;
 mod delta;
@@ -81,6 +83,7 @@ mod space;
 mod state_core;
 mod world_state;
 
+pub use apply_workers::ApplyWorkers;
 pub use audit::MemoryAudit;
 pub use followers::Follower;
 use record::KeyName;

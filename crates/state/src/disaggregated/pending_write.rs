@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use base::{Bytes, Map, rt};
 
-use super::StateWriter;
 use super::delta::{DeltaVersion, ValueLocation as Where};
 use super::fault::{Mutant, mutant};
 use super::index::{BucketGroup, KeyHash, SlotIndex, Subtable};
 use super::pointer::Pointer;
 use super::record::KeyName;
+use super::space::HeldSections;
 use crate::{Durable, Error, Update, UpdateBatch};
 
 /// How long the writer's lock is held while a block becomes durable.
@@ -32,10 +32,10 @@ pub(super) struct SlotSwap {
 }
 
 /// A write of the block in progress.
-pub(super) struct PendingWrite<'a> {
-    pub(super) namespace: &'a Arc<str>,
-    pub(super) key: &'a Arc<str>,
-    pub(super) update: &'a Update,
+pub(super) struct PendingWrite {
+    pub(super) namespace: Arc<str>,
+    pub(super) key: Arc<str>,
+    pub(super) update: Update,
     pub(super) hash: KeyHash,
     pub(super) located: bool,
     /// The subtable that serves the key.
@@ -47,6 +47,8 @@ pub(super) struct PendingWrite<'a> {
     /// The caches have the value of the version before.
     pub(super) is_read: bool,
     pub(super) new: Option<NewRecord>,
+    /// The new record is in its buffer, with `prev` leading to `old`.
+    pub(super) written: bool,
 }
 
 /// The record of a new version.
@@ -55,9 +57,19 @@ pub(super) struct NewRecord {
     pub(super) bytes: usize,
 }
 
-impl<'a> PendingWrite<'a> {
-    pub(super) fn name(&self) -> KeyName<'a> {
-        KeyName { namespace: self.namespace, key: self.key }
+impl PendingWrite {
+    pub(super) fn name(&self) -> KeyName<'_> {
+        KeyName { namespace: &self.namespace, key: &self.key }
+    }
+
+    /// Whether its slot is in a section that is not leased any more.
+    pub(super) fn has_lost_slot(&self, held: &HeldSections) -> bool {
+        self.slot.as_ref().is_some_and(|(subtable, ..)| !held.holds(subtable.address))
+    }
+
+    /// Forgets where it is.
+    pub(super) fn unlocate(&mut self) {
+        (self.located, self.slot, self.old, self.is_read, self.written) = (false, None, None, false, false);
     }
 
     /// Where the new version is. A value that must be kept here is copied: it may be a slice of a longer buffer.
@@ -71,38 +83,25 @@ impl<'a> PendingWrite<'a> {
     }
 }
 
-/// The group of an item's key, if it was read under the header that the subtable still has.
-pub(super) fn group_of<'g>(item: &PendingWrite<'_>, groups: &'g Groups) -> Option<&'g BucketGroup> {
-    let subtable = item.subtable?;
-    let (read, group) = groups.get(&subtable.group_address(item.hash.group()))?;
-    group.as_ref().filter(|_| *read == subtable)
-}
-
 /// The writes of a block, not located yet.
-pub(super) fn items(batch: &UpdateBatch, seed: u64) -> Vec<PendingWrite<'_>> {
-    let mut namespace_hash = None;
+pub(super) fn items(batch: UpdateBatch, seed: u64) -> Vec<PendingWrite> {
     let mut items = Vec::with_capacity(batch.len());
-    items.extend(batch.iter().map(|(namespace, key, update)| {
-        let (_, hash) = match namespace_hash {
-            Some((known, hash)) if Arc::ptr_eq(known, namespace) => (known, hash),
-            _ => (namespace, KeyHash::namespace(namespace, seed)),
-        };
-        namespace_hash = Some((namespace, hash));
-        let hash = KeyHash::with_namespace(hash, key);
-        let (located, is_read) = (false, false);
-        PendingWrite {
-            namespace,
+    for (namespace, keys) in batch.into_namespaces() {
+        let namespace_hash = KeyHash::namespace(&namespace, seed);
+        items.extend(keys.into_iter().map(|(key, update)| PendingWrite {
+            hash: KeyHash::with_namespace(namespace_hash, &key),
+            namespace: namespace.clone(),
             key,
             update,
-            hash,
-            located,
+            located: false,
             subtable: None,
             slot: None,
             old: None,
-            is_read,
+            is_read: false,
             new: None,
-        }
-    }));
+            written: false,
+        }));
+    }
     items
 }
 
@@ -124,14 +123,5 @@ pub(super) async fn beside(durable: &mut Durable<'_>, work: impl Future<Output =
         None if mutant(Mutant::PublishUndurable) => Some(Ok(())),
         None => rt::timeout(LOCK_HELD_MAX, durable.as_mut()).await.ok(),
         ended => ended,
-    }
-}
-
-/// Frees the written buffers, to which nothing leads.
-pub(super) fn undo(writer: &mut StateWriter, items: &mut [PendingWrite<'_>]) {
-    for NewRecord { pointer, .. } in items.iter_mut().filter_map(|item| item.new.take()) {
-        if writer.space.holds(pointer.address()) && !mutant(Mutant::KeepUndone) {
-            writer.space.free(pointer.address());
-        }
     }
 }

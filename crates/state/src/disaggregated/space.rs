@@ -19,6 +19,7 @@
 //! section is abandoned, everything in it leaves these accounts.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
 use base::Map;
 use base::rt::Instant;
@@ -34,6 +35,21 @@ const RUN_BUFFERS_MIN: u64 = 8;
 pub struct Extent {
     pub address: u64,
     pub bytes: u64,
+}
+
+/// The sections that were leased at some moment.
+#[derive(Clone, Default)]
+pub struct HeldSections {
+    /// The first byte of each, and the byte after its last one, in order.
+    extents: Arc<[(u64, u64)]>,
+}
+
+impl HeldSections {
+    /// Whether an address lies in one of them.
+    pub fn holds(&self, address: u64) -> bool {
+        let after = self.extents.partition_point(|(base, _)| *base <= address);
+        after.checked_sub(1).is_some_and(|at| address < self.extents[at].1)
+    }
 }
 
 /// How the leased bytes are used.
@@ -69,6 +85,7 @@ struct OpenRun {
 pub struct SpaceAllocator {
     /// By their first byte.
     sections: BTreeMap<u64, SectionAllocator>,
+    held: HeldSections,
     /// Free extents of all sections by length: bytes, address.
     by_length: BTreeSet<(u64, u64)>,
     /// The addresses of parked buffers by their length.
@@ -86,6 +103,7 @@ impl Default for SpaceAllocator {
     fn default() -> Self {
         SpaceAllocator {
             sections: BTreeMap::new(),
+            held: HeldSections::default(),
             by_length: BTreeSet::new(),
             parked: Map::default(),
             open: None,
@@ -165,6 +183,7 @@ impl SpaceAllocator {
         };
         let other = self.sections.insert(base, section);
         assert!(other.is_none(), "a section is leased once");
+        self.note_sections();
         self.accounts.leased += bytes;
         self.accounts.free += bytes;
         self.put_free(base, base, bytes);
@@ -173,6 +192,7 @@ impl SpaceAllocator {
     /// Drops a section and everything in it; false if there is none.
     pub fn remove(&mut self, base: u64) -> bool {
         let Some(section) = self.sections.remove(&base) else { return false };
+        self.note_sections();
         let within = |address: u64| address >= base && address < base + section.bytes;
         for (address, bytes) in &section.free {
             self.by_length.remove(&(*bytes, *address));
@@ -324,8 +344,17 @@ impl SpaceAllocator {
 
     /// Whether an address lies in a leased section.
     pub fn holds(&self, address: u64) -> bool {
-        let section = self.sections.range(..=address).next_back();
-        section.is_some_and(|(base, section)| address < base + section.bytes)
+        self.held.holds(address)
+    }
+
+    /// The leased sections as they are now.
+    pub fn held(&self) -> HeldSections {
+        self.held.clone()
+    }
+
+    fn note_sections(&mut self) {
+        let extents = self.sections.values().map(|section| (section.base, section.base + section.bytes));
+        self.held = HeldSections { extents: extents.collect() };
     }
 
     /// Puts a live buffer to which nothing leads any more into quarantine until `until`, which is no earlier than that
@@ -517,6 +546,24 @@ mod tests {
                 space.accounts(),
                 SpaceAccounts { leased: 2 * SECTION, free: 2 * SECTION, ..SpaceAccounts::default() }
             );
+        });
+    }
+
+    #[test]
+    fn sections_that_were_held_are_known_as_they_were() {
+        rt::production::run(async {
+            let mut space = SpaceAllocator::default();
+            assert!(!space.held().holds(0) && !space.held().holds(SECTION));
+            space.add(3 * SECTION, SECTION);
+            space.add(SECTION, SECTION);
+            let before = space.held();
+            space.remove(SECTION);
+            let in_section = |held: &HeldSections| {
+                [0, SECTION, 2 * SECTION - 1, 2 * SECTION, 4 * SECTION - 1, 4 * SECTION].map(|at| held.holds(at))
+            };
+            assert_eq!(in_section(&before), [false, true, true, false, true, false]);
+            assert_eq!(in_section(&space.held()), [false, false, false, false, true, false]);
+            assert!(space.holds(3 * SECTION) && !space.holds(SECTION));
         });
     }
 

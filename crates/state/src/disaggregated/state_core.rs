@@ -14,6 +14,7 @@ use futures_util::future::join_all;
 use replica::{EarlierLeases, FollowerTable, lease};
 use storage::StateStore;
 
+use super::apply_workers::ApplyWorkers;
 use super::cache::Caches;
 use super::delta::Delta;
 use super::directory::SubtableDirectory;
@@ -49,6 +50,8 @@ pub struct DisaggregatedConfig {
     pub evict_above_percent: u8,
     /// Percent of the budget that eviction leaves in use; less than `evict_above_percent`.
     pub evict_to_percent: u8,
+    /// How many tasks apply the writes of a block.
+    pub apply_workers: ApplyWorkers,
 }
 
 impl Default for DisaggregatedConfig {
@@ -61,6 +64,7 @@ impl Default for DisaggregatedConfig {
             savepoint_lag_blocks_max: 1024,
             evict_above_percent: 90,
             evict_to_percent: 85,
+            apply_workers: ApplyWorkers::ONE,
         }
     }
 }

@@ -121,11 +121,11 @@ impl WorldState for Disaggregated {
     }
 
     async fn apply(&self, number: u64, batch: UpdateBatch) -> Result<(), Error> {
-        StateCore::apply(&self.shared, number, &batch, None).await
+        StateCore::apply(&self.shared, number, batch, None).await
     }
 
     async fn apply_when(&self, number: u64, batch: UpdateBatch, durable: Durable<'_>) -> Result<(), Error> {
-        StateCore::apply(&self.shared, number, &batch, Some(durable)).await
+        StateCore::apply(&self.shared, number, batch, Some(durable)).await
     }
 
     fn wants_persist(&self) -> bool {

@@ -8,8 +8,8 @@ use base::rt;
 use base::rt::simulation::Simulation;
 use base::{Bytes, Version};
 use state::{
-    DisaggregatedConfig, Monolithic, MonolithicConfig, RANGE_BYTES_SOFT_MAX, RangePage, Snapshot, UpdateBatch,
-    WorldState,
+    ApplyWorkers, DisaggregatedConfig, Monolithic, MonolithicConfig, RANGE_BYTES_SOFT_MAX, RangePage, Snapshot,
+    UpdateBatch, WorldState,
 };
 use storage::MemoryStateStore;
 use storage::tables::{FjallConfig, FjallEngine, ModelEngine, Tables, TablesEngine};
@@ -102,6 +102,7 @@ fn in_pool(seed: u64, cache_bytes: usize, budget_bytes: u64) -> ([u8; 32], BTree
         let settings = DisaggregatedConfig {
             metadata_cache_bytes: cache_bytes,
             data_cache_bytes: cache_bytes,
+            apply_workers: ApplyWorkers { workers_max: 4, keys_per_worker: 1 },
             ..DisaggregatedConfig::default()
         };
         let store = MemoryStateStore::new();

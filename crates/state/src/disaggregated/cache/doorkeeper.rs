@@ -24,7 +24,7 @@ impl Doorkeeper {
     pub fn was_seen(&mut self, hash: KeyHash) -> bool {
         // The table of a default shard has no slots.
         let Some(mask) = self.slots.len().checked_sub(1) else { return true };
-        let place = &mut self.slots[(hash.0 >> 4) as usize & mask];
+        let place = &mut self.slots[(hash.0 >> 6) as usize & mask];
         let fingerprint = (hash.0 >> 46) as u16 | 1;
         std::mem::replace(place, fingerprint) == fingerprint
     }

@@ -34,7 +34,7 @@ use pool::AddressSpace;
 use replica::ReplicatedState as _;
 use replica::fault::Mutant as ReplicaMutant;
 use state::disaggregated::fault::Mutant;
-use state::{Disaggregated, DisaggregatedConfig, Durable, Error, Snapshot, UpdateBatch, WorldState};
+use state::{ApplyWorkers, Disaggregated, DisaggregatedConfig, Durable, Error, Snapshot, UpdateBatch, WorldState};
 use storage::tables::{RangeQuery, Row, Savepoint};
 use storage::{MemoryStateStore, StateStore};
 
@@ -525,6 +525,7 @@ async fn scenario(sim: Sim) {
         delta_bytes_max: [4_000, 1 << 20][rng.index(2)],
         view_lag_blocks_max: [5, 1_000][rng.index(2)],
         savepoint_lag_blocks_max: 1 + rng.below(40),
+        apply_workers: ApplyWorkers { workers_max: [1, 2, 4][rng.index(3)], keys_per_worker: rng.index(3) },
         evict_above_percent,
         evict_to_percent,
     };
@@ -730,6 +731,7 @@ fn planted_mistakes_are_caught() {
         Planted::State(Mutant::PublishEarly),
         Planted::State(Mutant::PublishUndurable),
         Planted::State(Mutant::KeepUndone),
+        Planted::State(Mutant::PartUncached),
         Planted::State(Mutant::NoMark),
         Planted::State(Mutant::EvictUncovered),
         Planted::State(Mutant::LearntOutlivesEviction),
