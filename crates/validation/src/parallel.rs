@@ -16,8 +16,6 @@
 //! 5. When all candidates are done, each worker sorts its rows, and the caller merges them into the batch: of several
 //!    rows with one key, that of the last candidate counts.
 //!
-//! The caller is one of the workers, so the check begins before the others have woken up.
-//!
 //! Invariants:
 //! 1. While a candidate is checked, all earlier candidates that conflict with it are done, and no later one that does is
 //!    claimed. So the last writer of each of its keys is the one that the sequential check would have met.
@@ -67,7 +65,7 @@ impl WorkersConfig {
     /// As many workers as there are processors, up to 8.
     pub fn of_machine() -> WorkersConfig {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        WorkersConfig { workers_max: processors.min(8), scans_per_worker: 2 }
+        WorkersConfig { workers_max: processors.min(8), scans_per_worker: 128 }
     }
 
     /// The number of workers for a block with this number of scanning candidates.
@@ -106,10 +104,19 @@ pub async fn check_conflicts_in_parallel(
         Err(error) => return (candidates, Err(error)),
     };
     let check = Arc::new(BlockCheck::new(block, candidates, plain, view.clone()));
-    let others: Vec<_> = (1..workers).map(|_| rt::spawn(work(check.clone())).abort_on_drop()).collect();
-    let mut runs = vec![work(check.clone()).await];
-    for other in others {
-        runs.push(other.await.expect("nobody else can abort a worker"));
+    let mut runs = Vec::with_capacity(workers);
+    if workers == 1 {
+        runs.push(work(check.clone()).await);
+    } else {
+        // The caller only waits: a task that works without waiting keeps what it has just spawned from other threads.
+        let tasks: Vec<_> = (0..workers).map(|_| rt::spawn(work(check.clone())).abort_on_drop()).collect();
+        for task in tasks {
+            match task.await {
+                Ok(run) => runs.push(run),
+                // Only the end of the runtime stops the task, and it ends this one, too.
+                Err(_) => std::future::pending().await,
+            }
+        }
     }
     let check = Arc::into_inner(check).expect("all workers have ended");
     let outcome = match check.failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
