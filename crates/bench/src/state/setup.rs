@@ -134,6 +134,11 @@ impl PooledState {
 
     /// Applies a batch as the next block; storage gets it first, as the order of durability requires.
     pub async fn apply_batch(&self, batch: UpdateBatch) -> Result<(), Error> {
+        self.apply_timed(batch).await.map(drop)
+    }
+
+    /// As [`PooledState::apply_batch`]; returns how long the state alone took.
+    pub async fn apply_timed(&self, batch: UpdateBatch) -> Result<Duration, Error> {
         let row = |(namespace, key, update): (&Arc<str>, &Arc<str>, &state::Update)| {
             (namespace.to_string(), key.as_bytes().to_vec(), update.version, update.value.clone())
         };
@@ -141,7 +146,9 @@ impl PooledState {
         if self.state.wants_persist() {
             self.state.persist().await.map_err(|error| failed("a savepoint", error))?;
         }
-        self.state.apply(self.state.height(), batch).await.map_err(|error| failed("a block", error))
+        let start = Instant::now();
+        self.state.apply(self.state.height(), batch).await.map_err(|error| failed("a block", error))?;
+        Ok(start.elapsed())
     }
 }
 

@@ -76,7 +76,7 @@ Examples:
 
 Starts no network. Blocks of 200 and 1,000 signed transactions, of which 0, 10 and 50 % are in conflict, on a world
 state in pooled memory. checked_over_floor compares whole validation on one thread with its parts timed alone;
-parallel_over_sequential compares the throughput of conflict checks.")]
+parallel_over_sequential compares the throughput of conflict checks and writes.")]
     Validate(ValidateArguments),
     /// The replicated key-value store: puts and gets per second over gRPC with TLS
     #[command(after_help = "\
