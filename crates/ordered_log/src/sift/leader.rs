@@ -125,7 +125,7 @@ pub(super) async fn lead(shared: &Arc<SiftLogCore>, coordinator: Coordinator) ->
         }
         crash_point("consensus.leadership.started").await;
         tasks.push(rt::spawn(commit(Arc::clone(&lead), placed)).abort_on_drop());
-        shared.set_leader(Some(Arc::clone(&lead)));
+        shared.set_leader(Arc::downgrade(&lead));
         tracing::info!(cpu_node = %shared.me, term = %token.term, next = height, "this CPU node is the leader");
         shared.leadership.send(Leadership::Leading { term: token.term, next: height });
         let mut before = *lead.progress.borrow();

@@ -1,6 +1,6 @@
 //! The state that a log's handle and tasks share: the leader, the deliverable entries, and the acceptor's queue.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use base::rt::CancellationToken;
@@ -22,7 +22,8 @@ pub(super) struct SiftLogCore {
     pub(super) queue: AcceptorQueue,
     pub(super) leadership: Arc<WatchSender<Leadership>>,
     pub(super) deliverable: Arc<WatchSender<u64>>,
-    pub(super) leader: Mutex<Option<Arc<SiftLeader>>>,
+    /// The leader's own task keeps it alive, so that nothing outlives a task that is dropped.
+    pub(super) leader: Mutex<Weak<SiftLeader>>,
     pub(super) ended: Mutex<Option<Error>>,
     /// Ends every task of this engine.
     pub(super) stop: CancellationToken,
@@ -35,10 +36,10 @@ impl SiftLogCore {
     }
 
     pub(super) fn leader(&self) -> Option<Arc<SiftLeader>> {
-        self.leader.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.leader.lock().unwrap_or_else(PoisonError::into_inner).upgrade()
     }
 
-    pub(super) fn set_leader(&self, lead: Option<Arc<SiftLeader>>) {
+    pub(super) fn set_leader(&self, lead: Weak<SiftLeader>) {
         *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = lead;
     }
 

@@ -1,7 +1,7 @@
 //! One orderer's log on memory nodes: it leads, or stands by and follows the leader.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use async_trait::async_trait;
 use base::rt::channel::{Receiver, WatchReceiver, watch};
@@ -134,7 +134,7 @@ pub(super) async fn run_standby(shared: Arc<SiftLogCore>, mut standby: Standby) 
     if let Some(lead) = shared.leader() {
         lead.end();
     }
-    shared.set_leader(None);
+    shared.set_leader(Weak::new());
     shared.set_following();
 }
 
@@ -152,7 +152,7 @@ pub(super) async fn campaign(shared: &Arc<SiftLogCore>, standby: &mut Standby) -
             }
             Err(error) => Err(error.into()),
         };
-        shared.set_leader(None);
+        shared.set_leader(Weak::new());
         shared.set_following();
         match outcome {
             Ok(()) => {}
