@@ -249,7 +249,7 @@ fn root() -> PathBuf {
 const SEEDS_FIXED: u64 = 600;
 
 /// Every eighth fixed seed runs twice, to check that a seed decides everything. Code that breaks this rule does so under most
-/// seeds, so a share of them is enough. `cargo xtask sim` and the nightly run repeat every seed.
+/// seeds, so a share of them is enough. `cargo xtask sim` repeats every seed.
 const SEEDS_TWICE_EVERY: u64 = 8;
 
 /// Number of fixed seeds of the disaggregated state alone, whose runs are much shorter.
@@ -322,7 +322,10 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         Step::new("caliper", clients::caliper),
         Step::new("soak", || soak(10.0, None, None)),
         Step::new("soak-store", || soak_store(5.0)),
-        Step::new("simulation", || simulator(&["--first", "0", "--seeds", &SEEDS_NIGHTLY.to_string()])),
+        Step::new("simulation", || {
+            let (seeds, twice) = (SEEDS_NIGHTLY.to_string(), SEEDS_TWICE_EVERY.to_string());
+            simulator(&["--first", "0", "--seeds", &seeds, "--twice-every", &twice])
+        }),
         Step::new("state", || state_seeds(STATE_SEEDS_NIGHTLY)),
         Step::new("consensus", || consensus_seeds(CONSENSUS_SEEDS_NIGHTLY)),
         Step::new("fuzz", move || {
