@@ -5,8 +5,10 @@ base::events! {
     counter SectionsGranted("heddle_pool_sections_granted_total");
     /// Sections that owners returned.
     counter SectionsReleased("heddle_pool_sections_released_total");
-    /// Sections reclaimed because a newer epoch of their owner started.
+    /// Sections of which an older epoch lost its capabilities because a newer epoch of their owner started.
     counter SectionsFenced("heddle_pool_sections_fenced_total");
+    /// Sections that a newer epoch of their owner got with the content that an older one left.
+    counter SectionsHandedOver("heddle_pool_sections_handed_over_total");
     /// Sections reclaimed from owners without a connection for long, because others needed the memory.
     counter SectionsReclaimed("heddle_pool_sections_reclaimed_total");
     /// Revocations that could not be confirmed and are retried.
@@ -25,6 +27,8 @@ base::events! {
     gauge OwnersConnected("heddle_pool_owners_connected");
     /// Sections that were granted to address spaces.
     counter SectionsGrown("heddle_pool_space_sections_grown_total");
+    /// Sections that address spaces adopted from an earlier epoch of their owner.
+    counter SectionsAdopted("heddle_pool_space_sections_adopted_total");
     /// Sections that address spaces lost with their donors.
     counter SectionsLost("heddle_pool_space_sections_lost_total");
     /// Sections that donors held for an address space that did not know of them, and that were returned.

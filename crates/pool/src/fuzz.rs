@@ -14,16 +14,18 @@ fn seeds() -> Vec<Vec<u8>> {
     let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("a capability without rights is one");
     let requests = [
         Request::Hello { versions: PROTOCOL_VERSIONS, section_bytes: 16 << 20 },
-        Request::Fence { epoch: Epoch(3), nonce: 0xA1 },
-        Request::Grant { bytes: 16 << 20 },
+        Request::Fence { epoch: Epoch(3), nonce: 0xA1, keep: true },
+        Request::Grant { bytes: 16 << 20, number: 7 },
         Request::Release { section: 9 },
         Request::List,
         Request::Capacity,
         Request::GrantRead { section: 9, follower: 5 },
         Request::RevokeReads { follower: 5 },
+        Request::Adopt { section: 9 },
     ];
     let replies = [
         Response::Granted { free_bytes: 4096, section: 9, bytes: 4096, capability },
+        Response::Adopted { free_bytes: 4096, section: 9, bytes: 4096, number: 7, capability },
         Response::Released { free_bytes: 4096 },
         Response::Fenced { free_bytes: 4096, revoked: 2 },
         Response::Listed { free_bytes: 4096, sections: vec![(9, 4096), (10, 8192)] },

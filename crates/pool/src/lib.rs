@@ -58,7 +58,8 @@
 //!   that the owner proved.
 //! * The sections of a donor never exceed its budget; this includes sections whose return is not confirmed.
 //! * Once a donor has answered a fence, no verb under an older epoch takes effect there.
-//! * Memory is zero when it is granted. A region is never granted twice.
+//! * Memory is zero when it is granted. A region is never granted twice; a later epoch of its owner may adopt it as it
+//!   is.
 //! * A section of which only the donor knows, because an answer was lost or an owner was killed, is reclaimed: see
 //!   [`node`] and [`space`].
 //!

@@ -18,7 +18,7 @@ use wire::{Reader, VersionRange, Writer};
 use crate::Error;
 
 /// The versions that this program speaks. The newest is raised with every change of the messages or of their meaning.
-pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(2);
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(3);
 pub(crate) const PURPOSE: [u8; 8] = *b"HDLRPOOL";
 /// The number of messages that do not answer a request.
 pub(crate) const NOTIFICATION: u32 = 0;
@@ -40,10 +40,11 @@ pub(crate) enum Request {
     /// The hello of an owner that speaks other versions.
     OtherVersions(VersionRange),
     /// Takes the owner's memory over under an epoch and revokes all capabilities of older epochs. Precedes all requests
-    /// below.
-    Fence { epoch: Epoch, nonce: u64 },
-    /// Requests one more section.
-    Grant { bytes: u64 },
+    /// below. With `keep`, the sections of older epochs stay with their content, to be adopted or released; without it
+    /// the node reclaims them.
+    Fence { epoch: Epoch, nonce: u64, keep: bool },
+    /// Requests one more section. The node keeps the owner's number of it for a process that adopts the section.
+    Grant { bytes: u64, number: u32 },
     /// Returns a section.
     Release { section: DonorSection },
     /// Asks which sections this owner has here.
@@ -54,6 +55,8 @@ pub(crate) enum Request {
     GrantRead { section: DonorSection, follower: u64 },
     /// Revokes a follower's capabilities.
     RevokeReads { follower: u64 },
+    /// Requests a capability of a section that an older epoch held and that the fence kept.
+    Adopt { section: DonorSection },
 }
 
 /// Answers of a memory node. `free_bytes` is how much it could still grant.
@@ -98,6 +101,14 @@ pub(crate) enum Response {
     ReadsRevoked {
         free_bytes: u64,
         revoked: u32,
+    },
+    /// `number` is the one that the owner gave with its request for the section.
+    Adopted {
+        free_bytes: u64,
+        section: DonorSection,
+        bytes: u64,
+        number: u32,
+        capability: Capability,
     },
     Rejected {
         rejection: Rejection,
@@ -167,6 +178,7 @@ mod kind {
     pub const CAPACITY: u8 = 0x06;
     pub const GRANT_READ: u8 = 0x07;
     pub const REVOKE_READS: u8 = 0x08;
+    pub const ADOPT: u8 = 0x09;
     pub const RESPONSE: u8 = 0x80;
     pub const WELCOME: u8 = RESPONSE | HELLO;
     pub const FENCED: u8 = RESPONSE | FENCE;
@@ -176,6 +188,7 @@ mod kind {
     pub const CAPACITY_LEFT: u8 = RESPONSE | CAPACITY;
     pub const READ_GRANTED: u8 = RESPONSE | GRANT_READ;
     pub const READS_REVOKED: u8 = RESPONSE | REVOKE_READS;
+    pub const ADOPTED: u8 = RESPONSE | ADOPT;
     pub const REJECTED: u8 = 0xFF;
 }
 
@@ -207,8 +220,12 @@ impl Request {
             Request::OtherVersions(versions) => {
                 head(kind::HELLO, number).put(&Hello { purpose: PURPOSE, versions: *versions }.encode()).done()
             }
-            Request::Fence { epoch, nonce } => head(kind::FENCE, number).u64(epoch.get()).u64(*nonce).done(),
-            Request::Grant { bytes } => head(kind::GRANT, number).u64(*bytes).done(),
+            Request::Fence { epoch, nonce, keep } => {
+                head(kind::FENCE, number).u64(epoch.get()).u64(*nonce).u8(u8::from(*keep)).zeros(7).done()
+            }
+            Request::Grant { bytes, number: section } => {
+                head(kind::GRANT, number).u64(*bytes).u32(*section).u32(0).done()
+            }
             Request::Release { section } => head(kind::RELEASE, number).u64(*section).done(),
             Request::List => head(kind::LIST, number).done(),
             Request::Capacity => head(kind::CAPACITY, number).done(),
@@ -216,6 +233,7 @@ impl Request {
                 head(kind::GRANT_READ, number).u64(*section).u64(*follower).done()
             }
             Request::RevokeReads { follower } => head(kind::REVOKE_READS, number).u64(*follower).done(),
+            Request::Adopt { section } => head(kind::ADOPT, number).u64(*section).done(),
         }
     }
 
@@ -234,13 +252,27 @@ impl Request {
                 }
                 Request::Hello { versions, section_bytes: reader.u64()? }
             }
-            kind::FENCE => Request::Fence { epoch: Epoch(reader.u64()?), nonce: reader.u64()? },
-            kind::GRANT => Request::Grant { bytes: reader.u64()? },
+            kind::FENCE => {
+                let (epoch, nonce) = (Epoch(reader.u64()?), reader.u64()?);
+                let keep = match reader.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(Error::Malformed("a fence neither keeps nor reclaims sections")),
+                };
+                reader.zeros(7)?;
+                Request::Fence { epoch, nonce, keep }
+            }
+            kind::GRANT => {
+                let (bytes, section) = (reader.u64()?, reader.u32()?);
+                reader.zeros(4)?;
+                Request::Grant { bytes, number: section }
+            }
             kind::RELEASE => Request::Release { section: reader.u64()? },
             kind::LIST => Request::List,
             kind::CAPACITY => Request::Capacity,
             kind::GRANT_READ => Request::GrantRead { section: reader.u64()?, follower: reader.u64()? },
             kind::REVOKE_READS => Request::RevokeReads { follower: reader.u64()? },
+            kind::ADOPT => Request::Adopt { section: reader.u64()? },
             _ => return Err(Error::Malformed("unknown kind of request")),
         };
         reader.end()?;
@@ -269,6 +301,12 @@ impl Response {
             Response::ReadGranted { free_bytes, section, capability } => {
                 head(kind::READ_GRANTED, number).u64(*free_bytes).u64(*section).put(&capability.encode()).done()
             }
+            Response::Adopted { free_bytes, section, bytes, number: given, capability } => head(kind::ADOPTED, number)
+                .u64s([*free_bytes, *section, *bytes])
+                .u32(*given)
+                .u32(0)
+                .put(&capability.encode())
+                .done(),
             Response::Released { free_bytes } => head(kind::RELEASED, number).u64(*free_bytes).done(),
             Response::Listed { free_bytes, sections } => {
                 assert!(sections.len() <= SECTIONS_PER_OWNER_MAX, "an owner has no more sections");
@@ -325,6 +363,17 @@ impl Response {
                 section: reader.u64()?,
                 capability: read_capability(&mut reader)?,
             },
+            kind::ADOPTED => {
+                let (free_bytes, section, bytes, given) = (reader.u64()?, reader.u64()?, reader.u64()?, reader.u32()?);
+                reader.zeros(4)?;
+                Response::Adopted {
+                    free_bytes,
+                    section,
+                    bytes,
+                    number: given,
+                    capability: read_capability(&mut reader)?,
+                }
+            }
             kind::RELEASED => Response::Released { free_bytes: reader.u64()? },
             kind::LISTED => {
                 let free_bytes = reader.u64()?;

@@ -41,14 +41,31 @@ pub(super) struct OwnerSession {
 
 /// A section that was granted, or whose return is not confirmed.
 pub(super) struct GrantedSection {
+    /// The epoch that holds it, or that held it last.
     pub(super) epoch: Epoch,
     /// `None` while the section is not registered.
     pub(super) region: Option<RegionId>,
     pub(super) bytes: u64,
+    /// The owner's number of the section.
+    pub(super) number: u32,
+    /// The capability of the epoch that holds it; `None` from the next fence until it is adopted.
+    pub(super) capability: Option<Capability>,
     /// Its return could not be confirmed; nobody may use it any more.
     pub(super) returning: bool,
     /// The capabilities of followers, by number.
     pub(super) read_grants: BTreeMap<u64, Capability>,
+}
+
+impl GrantedSection {
+    /// Whether the owner's next epoch may have it with its content.
+    pub(super) fn may_be_adopted(&self) -> bool {
+        self.region.is_some() && !self.returning
+    }
+
+    /// Whether it may be adopted now: nobody has a capability of it.
+    pub(super) fn is_unheld(&self) -> bool {
+        self.may_be_adopted() && self.capability.is_none() && self.read_grants.is_empty()
+    }
 }
 
 /// Counts a connection of an owner while it exists.

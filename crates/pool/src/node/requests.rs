@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex};
 use base::rt::sync::MutexGuard;
 use base::rt::{self, Instant};
 use base::{Epoch, FenceToken};
-use rma::{Endpoint, Rights};
+use rma::{Capability, Endpoint, Rights};
 
 use super::owner::{ConnectionGuard, GrantedSection, Owner, OwnerPresence, OwnerSession, OwnerState};
 use super::{CONNECTIONS_PER_OWNER_MAX, MemoryNodeCore, OWNERS_MAX, READ_GRANTS_MAX};
 use crate::events::{
     GrantsRejected, OwnersConnected, RequestsFenced, RevocationsUnconfirmed, SectionsFenced, SectionsGranted,
-    SectionsReclaimed, SectionsReleased,
+    SectionsHandedOver, SectionsReclaimed, SectionsReleased,
 };
 use crate::lock::lock;
 use crate::message::{DonorSection, NOTIFICATION, Rejection, Response, SECTIONS_PER_OWNER_MAX};
@@ -64,6 +64,7 @@ impl MemoryNodeCore {
         endpoint: &Endpoint,
         epoch: Epoch,
         nonce: u64,
+        keep: bool,
     ) -> Response {
         let mut state = owner.state.lock().await;
         let token = FenceToken { term: epoch, nonce };
@@ -89,7 +90,11 @@ impl MemoryNodeCore {
         let mut revoked = 0;
         let mut confirmed = true;
         for section in older {
-            if self.reclaim_section(&mut state, section).await {
+            let fenced = match keep && state.sections.get(&section).is_some_and(GrantedSection::may_be_adopted) {
+                true => self.revoke_section(&mut state, section).await,
+                false => self.reclaim_section(&mut state, section).await,
+            };
+            if fenced {
                 revoked += 1;
             } else {
                 confirmed = false;
@@ -99,7 +104,8 @@ impl MemoryNodeCore {
         if !confirmed {
             return rejected(Rejection::Unconfirmed, 0, "the fence of an older epoch is not confirmed; fence again");
         }
-        assert!(state.sections.values().all(|held| held.epoch >= epoch), "after a fence no older epoch has a section");
+        let is_fenced = |held: &GrantedSection| held.epoch >= epoch || (keep && held.is_unheld());
+        assert!(state.sections.values().all(is_fenced), "after a fence no older epoch has a capability");
         Response::Fenced { free_bytes: self.free_bytes(), revoked }
     }
 
@@ -120,7 +126,7 @@ impl MemoryNodeCore {
     }
 
     /// Grants a section.
-    pub(super) async fn grant(&self, owner: &Owner, connection: u64, bytes: u64) -> Response {
+    pub(super) async fn grant(&self, owner: &Owner, connection: u64, bytes: u64, number: u32) -> Response {
         let mut state = match self.session_state(owner, connection).await {
             Ok(state) => state,
             Err(refusal) => return refusal,
@@ -149,10 +155,10 @@ impl MemoryNodeCore {
             }
         };
         // Entered before it is registered: whatever fails from here on, the section is in the table.
-        state.sections.insert(
-            section,
-            GrantedSection { epoch, region: None, bytes, returning: false, read_grants: BTreeMap::new() },
-        );
+        let (region, capability, returning, read_grants) = (None, None, false, BTreeMap::new());
+        state
+            .sections
+            .insert(section, GrantedSection { epoch, region, bytes, number, capability, returning, read_grants });
         let registered = match rt::fault_point("pool.grant.register") {
             true => Err(rma::Error::Exhausted("a fault was injected".to_owned())),
             false => self.host.register(&owner.name, bytes).await,
@@ -163,6 +169,7 @@ impl MemoryNodeCore {
         });
         match granted {
             Ok(capability) => {
+                state.sections.get_mut(&section).expect("it was inserted").capability = Some(capability);
                 SectionsGranted.add(1);
                 Response::Granted { free_bytes: self.free_bytes(), section, bytes, capability }
             }
@@ -171,6 +178,32 @@ impl MemoryNodeCore {
                 GrantsRejected.add(1);
                 rejected(Rejection::Exhausted, self.free_bytes(), error.to_string())
             }
+        }
+    }
+
+    /// Gives the owner a capability of a section that an older epoch held and that the fence kept.
+    pub(super) async fn adopt(&self, owner: &Owner, connection: u64, section: DonorSection) -> Response {
+        let mut state = match self.session_state(owner, connection).await {
+            Ok(state) => state,
+            Err(refusal) => return refusal,
+        };
+        let epoch =
+            state.session.as_ref().map(|session| session.token.term).expect("this connection is the current one");
+        let unknown =
+            || rejected(Rejection::UnknownSection, section, "no older epoch of this owner had such a section");
+        let Some(held) = state.sections.get_mut(&section) else { return unknown() };
+        if held.epoch >= epoch || !held.is_unheld() {
+            return unknown();
+        }
+        let Some(region) = held.region else { return unknown() };
+        match self.host.grant(region, Rights::ALL, &owner.name) {
+            Ok(capability) => {
+                (held.epoch, held.capability) = (epoch, Some(capability));
+                let (bytes, number) = (held.bytes, held.number);
+                SectionsHandedOver.add(1);
+                Response::Adopted { free_bytes: self.free_bytes(), section, bytes, number, capability }
+            }
+            Err(error) => rejected(Rejection::TooMany, 0, error.to_string()),
         }
     }
 
@@ -254,6 +287,30 @@ impl MemoryNodeCore {
             },
             Err(refusal) => refusal,
         }
+    }
+
+    /// Revokes every capability of a section, whose content stays; false if that could not be confirmed.
+    async fn revoke_section(&self, state: &mut OwnerState, section: DonorSection) -> bool {
+        let held = state.sections.get_mut(&section).expect("callers found it in the table");
+        let given: Vec<Capability> = held.capability.iter().chain(held.read_grants.values()).copied().collect();
+        for capability in given {
+            let outcome = match rt::fault_point("pool.revoke.unconfirmed") {
+                true => Err(rma::Error::Ambiguous("a fault was injected")),
+                false => self.host.revoke(&capability).await,
+            };
+            match outcome {
+                // `Unknown`: revoked earlier, by a call whose outcome was not confirmed.
+                Ok(()) | Err(rma::Error::Unknown) => {}
+                Err(error) => {
+                    RevocationsUnconfirmed.add(1);
+                    tracing::warn!(%error, section, "the capabilities of a section are not revoked yet; it is retried");
+                    return false;
+                }
+            }
+        }
+        held.capability = None;
+        held.read_grants.clear();
+        true
     }
 
     /// Revokes a section and frees its memory; false if that could not be confirmed: then the section stays in the

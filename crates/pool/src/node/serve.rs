@@ -149,12 +149,13 @@ async fn perform(
             let text = "a second hello".to_owned();
             Response::Rejected { rejection: Rejection::Malformed, detail: 0, text }
         }
-        Request::Fence { epoch, nonce: holder } => shared.fence(owner, connection, endpoint, epoch, holder).await,
-        Request::Grant { bytes } => shared.grant(owner, connection, bytes).await,
+        Request::Fence { epoch, nonce, keep } => shared.fence(owner, connection, endpoint, epoch, nonce, keep).await,
+        Request::Grant { bytes, number } => shared.grant(owner, connection, bytes, number).await,
         Request::Release { section } => shared.release(owner, connection, section).await,
         Request::List => shared.list(owner, connection).await,
         Request::GrantRead { section, follower: reader } => shared.grant_read(owner, connection, section, reader).await,
         Request::RevokeReads { follower: reader } => shared.revoke_reads(owner, connection, reader).await,
+        Request::Adopt { section } => shared.adopt(owner, connection, section).await,
         Request::Capacity => Response::Capacity { free_bytes: shared.free_bytes(), budget_bytes: shared.budget_bytes },
     }
 }
@@ -171,6 +172,7 @@ fn fault_points(request: &Request) -> (&'static str, &'static str) {
         Request::Capacity => ("pool.room.lost", "pool.room.answer_lost"),
         Request::GrantRead { .. } => ("pool.read_grant.lost", "pool.read_grant.answer_lost"),
         Request::RevokeReads { .. } => ("pool.read_revoke.lost", "pool.read_revoke.answer_lost"),
+        Request::Adopt { .. } => ("pool.adopt.lost", "pool.adopt.answer_lost"),
     }
 }
 

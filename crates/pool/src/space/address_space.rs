@@ -57,7 +57,7 @@ impl Drop for CancelOnDrop {
 
 impl AddressSpace {
     /// Connects to the donors and fences, under the options' epoch, every process that held this owner's memory before,
-    /// at every donor that can be reached. The space has no section yet.
+    /// at every donor that can be reached. The space has no section yet: what earlier epochs left is returned.
     ///
     /// Dropping the future may leave earlier processes fenced.
     ///
@@ -66,6 +66,20 @@ impl AddressSpace {
     /// [`Error::SectionSize`], [`Error::Rejected`], [`Error::BudgetTooSmall`] and [`Error::Invalid`] for mistakes that
     /// an operator must correct.
     pub async fn open(options: AddressSpaceConfig) -> Result<AddressSpace, Error> {
+        AddressSpace::open_space(options, false).await
+    }
+
+    /// As [`AddressSpace::open`], but the space has the sections that the owner's last epoch left at the donors that can
+    /// be reached, with their numbers and their content, as many as the budget allows. The earlier process is fenced from
+    /// them before they are adopted.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::open`].
+    pub async fn adopt(options: AddressSpaceConfig) -> Result<AddressSpace, Error> {
+        AddressSpace::open_space(options, true).await
+    }
+
+    async fn open_space(options: AddressSpaceConfig, adopt: bool) -> Result<AddressSpace, Error> {
         let AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes } = options;
         check_section_bytes(section_bytes)?;
         if budget_bytes < section_bytes {
@@ -103,6 +117,8 @@ impl AddressSpace {
             is_fenced: AtomicBool::new(false),
             newest: OnceLock::new(),
             stop: CancellationToken::new(),
+            adopted: Mutex::default(),
+            adopts: adopt,
         });
         // From here on, dropping the future ends the tasks too.
         let space = AddressSpace { _alive: Arc::new(CancelOnDrop(shared.stop.clone())), shared: Arc::clone(&shared) };
@@ -145,6 +161,35 @@ impl AddressSpace {
     /// The donor that granted a section, live or not; `None` if there never was such a section.
     pub fn donor_of(&self, id: SectionId) -> Option<&str> {
         self.shared.table.get(id).map(|entry| entry.link.address.as_str())
+    }
+
+    /// The adopted sections that are live. Later calls return none: what their bytes mean is decided once.
+    pub fn take_adopted(&self) -> Vec<Section> {
+        let adopted = std::mem::take(&mut *lock(&self.shared.adopted));
+        let live = lock(&self.shared.live);
+        adopted.into_iter().filter(|id| live.contains(id)).filter_map(|id| self.shared.table.section(id)).collect()
+    }
+
+    /// Which of the options' donors granted a section, live or not, by its position there.
+    pub fn donor_place(&self, id: SectionId) -> Option<usize> {
+        let address = self.donor_of(id)?;
+        self.shared.donors.iter().position(|place| place.donor.address == address)
+    }
+
+    /// Whether the donor of a section has confirmed the return of every section that was released or not adopted. Until
+    /// then the owner's next epoch might adopt such a section.
+    pub fn is_settled(&self, id: SectionId) -> bool {
+        self.shared.table.get(id).is_some_and(|entry| entry.link.is_settled())
+    }
+
+    /// The number that the next section will have at least.
+    pub fn next_number(&self) -> u32 {
+        self.shared.table.next()
+    }
+
+    /// Gives no section a number below `next` from now on.
+    pub fn start_from(&self, next: u32) {
+        self.shared.table.start_from(next);
     }
 
     /// Bytes of sections that the space may have.
@@ -212,6 +257,13 @@ impl AddressSpace {
     /// Whether another process has taken over this owner's memory: this space has ended.
     pub fn is_fenced(&self) -> bool {
         self.shared.is_fenced.load(Ordering::Acquire)
+    }
+
+    /// Ends the space and leaves its sections with the donors, for the owner's next epoch to adopt. Other owners may get
+    /// their memory once this owner has been away for [`ABANDONED_AFTER`](crate::node::ABANDONED_AFTER).
+    pub fn leave(&self) {
+        self.shared.stop.cancel();
+        self.shared.end_links(LossReason::Disconnected);
     }
 
     /// Returns every section whose donor confirms it, and ends the space. Verbs then fail. Dropping the future leaves

@@ -2,8 +2,10 @@
 //!
 //! 1. The task connects to its donor, and fences every process that held this owner's memory there under an older
 //!    epoch.
-//! 2. The task *sweeps*: it returns every section that the donor lists but that this connection does not know.
-//! 3. When the donor is lost, the task starts again with step 1. When a newer epoch has fenced this one, the task
+//! 2. While the space opens, and if it adopts, the task adopts what the owner's last epoch left at the donor: the fence
+//!    then keeps these sections.
+//! 3. The task *sweeps*: it returns every section that the donor lists but that this connection does not know.
+//! 4. When the donor is lost, the task starts again with step 1. When a newer epoch has fenced this one, the task
 //!    ends.
 
 use std::sync::Arc;
@@ -55,7 +57,8 @@ async fn reconnect_loop(shared: &Arc<SpaceCore>, place: &DonorConnection, first:
     let (mut attempts, start) = (0, rt::now());
     loop {
         attempts += 1;
-        match connect(shared, place).await {
+        // A section found after the space has opened would come too late: its owner has decided what memory holds.
+        match connect(shared, place, shared.adopts && first.is_some()).await {
             Ok((link, receiving)) => {
                 if let Some(before) = lock(&place.problem).take() {
                     tracing::info!(donor = %place.donor.address, before, "a memory node is back");
@@ -119,7 +122,11 @@ fn disconnect(shared: &SpaceCore, place: &DonorConnection) -> Option<Arc<DonorLi
 }
 
 /// A new connection, fenced and swept.
-async fn connect(shared: &Arc<SpaceCore>, place: &DonorConnection) -> Result<(Arc<DonorLink>, AbortOnDrop<()>), Error> {
+async fn connect(
+    shared: &Arc<SpaceCore>,
+    place: &DonorConnection,
+    keep: bool,
+) -> Result<(Arc<DonorLink>, AbortOnDrop<()>), Error> {
     let address = &place.donor.address;
     let credential = Credential { name: shared.owner.clone(), token: place.donor.token.clone() };
     let connecting = rt::timeout(CONNECT_TIMEOUT, shared.provider.connect(address, &credential)).await;
@@ -144,8 +151,8 @@ async fn connect(shared: &Arc<SpaceCore>, place: &DonorConnection) -> Result<(Ar
     let link = Arc::new(DonorLink::new(endpoint, address.clone()));
     let receiver = Arc::clone(&link);
     let receiving = rt::spawn(async move { receiver.receive().await }).abort_on_drop();
-    let ending = EndOnDrop(Some(&link));
-    match handshake(shared, &link).await {
+    let ending = EndOnDrop(Some((shared, &link)));
+    match handshake(shared, &link, keep).await {
         Ok(()) => {
             ending.disarm();
             Ok((link, receiving))
@@ -158,8 +165,8 @@ async fn connect(shared: &Arc<SpaceCore>, place: &DonorConnection) -> Result<(Ar
     }
 }
 
-/// Ends a link that could not be set up.
-struct EndOnDrop<'a>(Option<&'a DonorLink>);
+/// Ends a link that could not be set up, and the sections that were adopted over it.
+struct EndOnDrop<'a>(Option<(&'a SpaceCore, &'a DonorLink)>);
 
 impl EndOnDrop<'_> {
     fn disarm(mut self) {
@@ -169,13 +176,13 @@ impl EndOnDrop<'_> {
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {
-        if let Some(link) = self.0 {
-            link.end();
+        if let Some((shared, link)) = self.0 {
+            shared.lose(link, LossReason::Disconnected);
         }
     }
 }
 
-async fn handshake(shared: &SpaceCore, link: &DonorLink) -> Result<(), Error> {
+async fn handshake(shared: &SpaceCore, link: &Arc<DonorLink>, keep: bool) -> Result<(), Error> {
     let hello = Request::Hello { versions: PROTOCOL_VERSIONS, section_bytes: shared.section_bytes };
     match link.turn(RESPONSE_TIMEOUT).await?.ask(hello, RESPONSE_TIMEOUT).await? {
         Response::Welcome { section_bytes, .. } if section_bytes != shared.section_bytes => {
@@ -191,7 +198,7 @@ async fn handshake(shared: &SpaceCore, link: &DonorLink) -> Result<(), Error> {
     let mut attempts = 0;
     loop {
         attempts += 1;
-        let fence = Request::Fence { epoch: shared.epoch, nonce: shared.nonce };
+        let fence = Request::Fence { epoch: shared.epoch, nonce: shared.nonce, keep };
         match link.turn(RESPONSE_TIMEOUT).await?.ask(fence, FENCE_TIMEOUT).await? {
             Response::Fenced { .. } => break,
             Response::Rejected { rejection: Rejection::Unconfirmed, .. } if attempts < FENCE_ATTEMPTS_MAX => {
@@ -203,9 +210,27 @@ async fn handshake(shared: &SpaceCore, link: &DonorLink) -> Result<(), Error> {
             reply => return Err(shared.unexpected(link, &reply)),
         }
     }
+    if keep {
+        adopt(shared, link).await?;
+    }
     // Sections of an earlier connection of this process are lost to it.
     if !sweep(shared, link).await? {
         link.leave_unswept();
+    }
+    Ok(())
+}
+
+/// Adopts the sections that the donor lists, as many as the budget allows.
+async fn adopt(shared: &SpaceCore, link: &Arc<DonorLink>) -> Result<(), Error> {
+    let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
+    let sections = match turn.ask(Request::List, RESPONSE_TIMEOUT).await? {
+        Response::Listed { sections, .. } => sections,
+        reply => return Err(shared.unexpected(link, &reply)),
+    };
+    for (section, bytes) in sections {
+        if bytes == shared.section_bytes && !link.knows(section) {
+            shared.adopt_from(link, &mut turn, section).await?;
+        }
     }
     Ok(())
 }
@@ -217,14 +242,19 @@ async fn sweep(shared: &SpaceCore, link: &DonorLink) -> Result<bool, Error> {
         Response::Listed { sections, .. } => sections,
         reply => return Err(shared.unexpected(link, &reply)),
     };
+    link.note_listed(&sections.iter().map(|(section, _)| *section).collect());
     let mut clean = true;
     for (section, _) in sections {
         if link.knows(section) {
             continue;
         }
+        link.note_returning(section);
         match turn.ask(Request::Release { section }, RESPONSE_TIMEOUT).await? {
-            Response::Released { .. } => SectionsSwept.add(1),
-            Response::Rejected { rejection: Rejection::UnknownSection, .. } => {}
+            Response::Released { .. } => {
+                link.note_returned(section);
+                SectionsSwept.add(1);
+            }
+            Response::Rejected { rejection: Rejection::UnknownSection, .. } => link.note_returned(section),
             Response::Rejected { rejection: Rejection::Unconfirmed, .. } => clean = false,
             reply => return Err(shared.unexpected(link, &reply)),
         }

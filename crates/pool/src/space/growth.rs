@@ -1,16 +1,17 @@
-//! Requests for sections, their return, and read grants.
+//! Requests for sections, their adoption and return, and read grants.
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use base::{ErrorKind, rt};
 
 use crate::Error;
-use crate::events::{GrowTime, SectionsGrown};
+use crate::events::{GrowTime, SectionsAdopted, SectionsGrown};
 use crate::lock::lock;
-use crate::message::{Rejection, Request, Response};
+use crate::message::{DonorSection, Rejection, Request, Response};
 use crate::space::address_space::AddressSpace;
 use crate::space::config::{CAPACITY_AGE_MAX, CAPACITY_TIMEOUT, RESPONSE_TIMEOUT};
-use crate::space::link::DonorLink;
+use crate::space::link::{DonorLink, RequestTurn};
 use crate::space::read_grant::ReadGrant;
 use crate::space::section::{Section, SectionId};
 use crate::space::space_core::SpaceCore;
@@ -80,12 +81,14 @@ impl AddressSpace {
         }
         let link = &entry.link;
         let unswept = SweepOnDrop(Some(link));
+        link.note_returning(entry.section);
         link.remove(entry.section);
         shared.forget(&[id]);
         let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
         match turn.ask(Request::Release { section: entry.section }, RESPONSE_TIMEOUT).await? {
             // A sweep may have released it first.
             Response::Released { .. } | Response::Rejected { rejection: Rejection::UnknownSection, .. } => {
+                link.note_returned(entry.section);
                 unswept.keep();
                 Ok(())
             }
@@ -137,6 +140,31 @@ impl AddressSpace {
             outcome = outcome.and(revoked);
         }
         outcome
+    }
+}
+
+impl SpaceCore {
+    /// Adopts a section that the donor lists, and enters it under the number that it had. False if it cannot be adopted:
+    /// then it is to be returned.
+    pub(super) async fn adopt_from(
+        &self,
+        link: &Arc<DonorLink>,
+        turn: &mut RequestTurn<'_>,
+        section: DonorSection,
+    ) -> Result<bool, Error> {
+        let Ok(reserved) = BudgetReservation::new(self) else { return Ok(false) };
+        match turn.ask(Request::Adopt { section }, RESPONSE_TIMEOUT).await? {
+            Response::Adopted { section: given, bytes, number, capability, .. } if given == section => {
+                let Some(position) = self.table.adopted_position(number) else { return Ok(false) };
+                let adopted = self.enter(link, turn, position, section, bytes, capability)?;
+                reserved.disarm();
+                lock(&self.adopted).push(adopted.id);
+                SectionsAdopted.add(1);
+                Ok(true)
+            }
+            Response::Rejected { rejection: Rejection::UnknownSection | Rejection::TooMany, .. } => Ok(false),
+            reply => Err(self.unexpected(link, &reply)),
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 //! Invariant: when a task stops waiting for a request that might have changed something, it marks the link as due for a
 //! sweep.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
@@ -39,6 +39,8 @@ pub(crate) struct DonorLink {
     unswept: AtomicBool,
     pub(crate) sweep: Notify,
     sections: Mutex<LiveSections>,
+    /// Sections whose return the donor has not confirmed.
+    returning: Mutex<BTreeSet<DonorSection>>,
     free_bytes: AtomicU64,
     budget_bytes: AtomicU64,
     free_at_nanos: AtomicU64,
@@ -73,6 +75,7 @@ impl DonorLink {
             unswept: AtomicBool::new(false),
             sweep: Notify::new(),
             sections: Mutex::default(),
+            returning: Mutex::default(),
             free_bytes: AtomicU64::new(0),
             budget_bytes: AtomicU64::new(0),
             free_at_nanos: AtomicU64::new(0),
@@ -143,6 +146,7 @@ impl DonorLink {
             | Response::Capacity { free_bytes, .. }
             | Response::ReadGranted { free_bytes, .. }
             | Response::ReadsRevoked { free_bytes, .. }
+            | Response::Adopted { free_bytes, .. }
             | Response::Rejected { rejection: Rejection::Exhausted, detail: free_bytes, .. } => *free_bytes,
             Response::OtherVersions(_) | Response::Rejected { .. } => return,
         };
@@ -210,6 +214,26 @@ impl DonorLink {
         true
     }
 
+    /// Notes that a section is being returned.
+    pub(crate) fn note_returning(&self, section: DonorSection) {
+        lock(&self.returning).insert(section);
+    }
+
+    /// Notes that the donor has confirmed a return.
+    pub(crate) fn note_returned(&self, section: DonorSection) {
+        lock(&self.returning).remove(&section);
+    }
+
+    /// Notes which sections the donor has.
+    pub(crate) fn note_listed(&self, listed: &BTreeSet<DonorSection>) {
+        lock(&self.returning).retain(|section| listed.contains(section));
+    }
+
+    /// Whether the donor has confirmed every return.
+    pub(crate) fn is_settled(&self) -> bool {
+        lock(&self.returning).is_empty()
+    }
+
     /// Whether the section is one of the live ones.
     pub(crate) fn knows(&self, section: DonorSection) -> bool {
         lock(&self.sections).live.contains_key(&section)
@@ -261,7 +285,7 @@ impl RequestTurn<'_> {
         if link.ended.is_cancelled() {
             return Err(link.no_answer("the connection was lost"));
         }
-        self.open = matches!(request, Request::Grant { .. } | Request::Release { .. });
+        self.open = matches!(request, Request::Grant { .. } | Request::Release { .. } | Request::Adopt { .. });
         let exchange = async {
             let sent = link.endpoint.send(&[request.encode(number)]);
             link.endpoint.flush();

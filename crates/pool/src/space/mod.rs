@@ -3,7 +3,8 @@
 //! 1. [`AddressSpace::open`] connects to every donor as the owner and fences, under the owner's new epoch, every
 //!    process that held the owner's memory before. The donor revokes the capabilities of these processes and reclaims
 //!    their sections before it answers. If a donor cannot be reached, a background task retries it for as long as the
-//!    space exists.
+//!    space exists. [`AddressSpace::adopt`] does the same, but the donors that it reaches keep the sections, and the
+//!    space enters them into its table under the numbers that they had.
 //! 2. [`AddressSpace::grow`] requests a section from the donor with the most free memory and enters it into the
 //!    [section table](table).
 //! 3. A verb looks up its address in the table, and goes to the section's endpoint with the section's capability.
@@ -18,7 +19,9 @@
 //!
 //! Invariants:
 //! * Address 0 is never granted, and no address and no [`SectionId`] is granted twice: a space that has used up its
-//!   addresses must be opened again.
+//!   addresses must be opened again. A space that adopts continues behind the numbers that it found.
+//! * A section is adopted only while the space opens, and only from a donor that has revoked every older capability of
+//!   it. A section that is not adopted is returned.
 //! * Live and requested sections together stay within the space's budget.
 //! * A section is live, released or lost. It is live only once, and is reported lost at most once.
 //! * No section is leaked: if a donor holds a section that is not in the table, the link is due for a sweep or has

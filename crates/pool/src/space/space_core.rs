@@ -8,17 +8,17 @@ use base::Epoch;
 use base::event::ShardedSum;
 use base::rt::sync::Notify;
 use base::rt::{self, CancellationToken};
-use rma::Provider;
+use rma::{Capability, Provider};
 use wire::hello::{HelloAnswer, VersionMismatch};
 
 use crate::Error;
 use crate::events::{SectionsLost, SpaceBytes};
 use crate::lock::lock;
-use crate::message::{Rejection, Request, Response};
+use crate::message::{DonorSection, Rejection, Request, Response};
 use crate::space::config::{Donor, RESPONSE_TIMEOUT};
 use crate::space::link::{DonorLink, RequestTurn};
 use crate::space::section::{LossReason, Section, SectionId, SectionLoss};
-use crate::space::table::{SectionEntry, SectionState, SectionTable};
+use crate::space::table::{SectionEntry, SectionState, SectionTable, TablePosition};
 
 pub(super) struct SpaceCore {
     pub(super) table: SectionTable,
@@ -39,6 +39,10 @@ pub(super) struct SpaceCore {
     pub(super) is_fenced: AtomicBool,
     pub(super) newest: OnceLock<Epoch>,
     pub(super) stop: CancellationToken,
+    /// The sections that were adopted, until they are taken.
+    pub(super) adopted: Mutex<Vec<SectionId>>,
+    /// Whether sections of earlier epochs are adopted while the space opens.
+    pub(super) adopts: bool,
 }
 
 /// A donor and the link to it, if there is one.
@@ -97,15 +101,31 @@ impl SpaceCore {
     /// Requests a section from one donor and enters it.
     pub(super) async fn grow_from(&self, link: &Arc<DonorLink>) -> Result<Section, Error> {
         let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
-        let reply = turn.ask(Request::Grant { bytes: self.section_bytes }, RESPONSE_TIMEOUT).await?;
-        // No await between the answer and the entry: a sweep, which waits for the turn, finds the section known.
-        self.enter(link, &turn, reply)
+        let Some(position) = self.table.position() else {
+            return Err(Error::Invalid("the address space has used up its addresses; open it again".to_owned()));
+        };
+        let request = Request::Grant { bytes: self.section_bytes, number: position.0.0 };
+        match turn.ask(request, RESPONSE_TIMEOUT).await? {
+            // No await between the answer and the entry: a sweep, which waits for the turn, finds the section known.
+            Response::Granted { section, bytes, capability, .. } => {
+                self.enter(link, &turn, position, section, bytes, capability)
+            }
+            reply => {
+                self.table.give_back(position);
+                Err(self.unexpected(link, &reply))
+            }
+        }
     }
 
-    fn enter(&self, link: &Arc<DonorLink>, _turn: &RequestTurn<'_>, reply: Response) -> Result<Section, Error> {
-        let Response::Granted { section, bytes, capability, .. } = reply else {
-            return Err(self.unexpected(link, &reply));
-        };
+    pub(super) fn enter(
+        &self,
+        link: &Arc<DonorLink>,
+        _turn: &RequestTurn<'_>,
+        position: TablePosition,
+        section: DonorSection,
+        bytes: u64,
+        capability: Capability,
+    ) -> Result<Section, Error> {
         if rt::fault_point("pool.grow.link_lost") {
             link.ended.cancel();
         }
@@ -113,10 +133,6 @@ impl SpaceCore {
             link.ended.cancel();
             return Err(Error::Malformed("a grant does not fit the request, or repeats a section"));
         }
-        let Some(position) = self.table.position() else {
-            link.leave_unswept();
-            return Err(Error::Invalid("the address space has used up its addresses; open it again".to_owned()));
-        };
         let id = position.0;
         let entered = link.add(section, id, || {
             lock(&self.live).insert(id);

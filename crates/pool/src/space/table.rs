@@ -9,8 +9,11 @@
 //! address takes a few loads, no lock and no reference counting. If a section ends meanwhile, a reader of its entry
 //! either sees the new state, or uses a capability that the donor revokes.
 //!
+//! An adopted section keeps the number that an earlier epoch gave to it, so that addresses in memory keep their meaning.
+//!
 //! Invariants: number 0 is never used, since address 0 is the null pointer; no number is used twice, so an address
-//! never refers to another section later. A space that has used all numbers must be opened again.
+//! never refers to another section later. A space that has used all numbers must be opened again. It adopts no section
+//! whose number is in the upper half, so that enough numbers are left.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -66,6 +69,8 @@ pub(crate) struct SectionTable {
     chunks: Box<[OnceLock<EntryChunk>]>,
     /// The next number.
     next: AtomicU32,
+    /// A number whose request was rejected, to be used next; 0 if there is none.
+    spare: AtomicU32,
     /// The number of available section numbers.
     numbers: u32,
 }
@@ -82,6 +87,7 @@ impl SectionTable {
             shift,
             chunks: (0..(numbers as usize).div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
             next: AtomicU32::new(1),
+            spare: AtomicU32::new(0),
             numbers,
         }
     }
@@ -89,9 +95,42 @@ impl SectionTable {
     /// The next section's position; `None` when no address or number is left. The position is used up even if no
     /// section is entered there.
     pub(crate) fn position(&self) -> Option<TablePosition> {
+        let spare = self.spare.swap(0, Ordering::Relaxed);
+        if spare != 0 {
+            return Some(TablePosition(SectionId(spare)));
+        }
         let next = |number| (number < self.numbers).then_some(number + 1);
         let number = self.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
         Some(TablePosition(SectionId(number)))
+    }
+
+    /// Returns a position for which no section was granted.
+    pub(crate) fn give_back(&self, position: TablePosition) {
+        self.spare.store(position.0.0, Ordering::Relaxed);
+    }
+
+    /// The position of a section that has a number from an earlier epoch; `None` if the number is taken, or so high that
+    /// the numbers would soon be used up.
+    pub(crate) fn adopted_position(&self, number: u32) -> Option<TablePosition> {
+        let id = SectionId(number);
+        if number == 0 || number >= self.numbers / 2 || self.get(id).is_some() {
+            return None;
+        }
+        self.start_from(number + 1);
+        Some(TablePosition(id))
+    }
+
+    /// Gives no number below `next` from now on. A number in the upper half is ignored: it comes from damaged memory, and
+    /// would use up the others.
+    pub(crate) fn start_from(&self, next: u32) {
+        if next <= self.numbers / 2 {
+            self.next.fetch_max(next, Ordering::Relaxed);
+        }
+    }
+
+    /// The number after the highest one given.
+    pub(crate) fn next(&self) -> u32 {
+        self.next.load(Ordering::Relaxed)
     }
 
     /// Enters a section as live.

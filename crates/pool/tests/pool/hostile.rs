@@ -55,7 +55,7 @@ fn hello_of(versions: VersionRange) -> Bytes {
 }
 
 fn fence(number: u32, epoch: u64, holder: u64) -> Bytes {
-    message(2, number, &[epoch, holder])
+    message(2, number, &[epoch, holder, 0])
 }
 
 /// The kind of the answer, its number, and the words after it; `None` when the connection has ended.
@@ -105,7 +105,7 @@ fn a_connection_that_does_not_introduce_itself_gets_nothing() {
     run(|provider| async move {
         let node = donor(&provider).await;
         for first in
-            [fence(1, 1, 1), message(3, 1, &[SECTION]), message(5, 1, &[]), message(0x77, 1, &[]), Bytes::new()]
+            [fence(1, 1, 1), message(3, 1, &[SECTION, 1]), message(5, 1, &[]), message(0x77, 1, &[]), Bytes::new()]
         {
             let endpoint = connect(&provider, "owner").await;
             let (kind, _, words) = ask(&endpoint, first.clone()).await.expect("an answer");
@@ -122,7 +122,7 @@ fn a_connection_that_does_not_introduce_itself_gets_nothing() {
 fn nothing_is_given_before_a_fence() {
     run(|provider| async move {
         let _node = donor(&provider).await;
-        for request in [message(3, 2, &[SECTION]), message(4, 2, &[1]), message(5, 2, &[])] {
+        for request in [message(3, 2, &[SECTION, 1]), message(4, 2, &[1]), message(5, 2, &[]), message(9, 2, &[1])] {
             let endpoint = connect(&provider, "owner").await;
             assert_eq!(ask(&endpoint, hello()).await.expect("an answer").0, 0x81);
             let (kind, number, words) = ask(&endpoint, request).await.expect("an answer");
@@ -138,14 +138,14 @@ fn a_connection_that_was_taken_over_can_do_nothing_more() {
         let old = connect(&provider, "owner").await;
         ask(&old, hello()).await.expect("an answer");
         assert_eq!(ask(&old, fence(2, 1, 7)).await.expect("an answer").0, 0x82);
-        assert_eq!(ask(&old, message(3, 3, &[SECTION])).await.expect("an answer").0, 0x83);
+        assert_eq!(ask(&old, message(3, 3, &[SECTION, 1])).await.expect("an answer").0, 0x83);
         // The same process, which has lost its first connection.
         let new = connect(&provider, "owner").await;
         ask(&new, hello()).await.expect("an answer");
         assert_eq!(ask(&new, fence(2, 1, 7)).await.expect("an answer").0, 0x82);
         let listed = ask(&new, message(5, 3, &[])).await.expect("an answer");
         assert_eq!((listed.0, listed.2[1], listed.2[3]), (0x85, 1, SECTION));
-        assert!(ask(&old, message(3, 4, &[SECTION])).await.is_none(), "it was closed");
+        assert!(ask(&old, message(3, 4, &[SECTION, 2])).await.is_none(), "it was closed");
         assert_eq!(node.usage().sections, 1);
     });
 }
@@ -159,7 +159,7 @@ fn others_sections_cannot_be_released_nor_seen() {
             ask(endpoint, hello()).await.expect("an answer");
             ask(endpoint, fence(2, 1, 1)).await.expect("an answer");
         }
-        let granted = ask(&one, message(3, 3, &[SECTION])).await.expect("an answer");
+        let granted = ask(&one, message(3, 3, &[SECTION, 1])).await.expect("an answer");
         let section = granted.2[1];
         let refused = ask(&other, message(4, 3, &[section])).await.expect("an answer");
         assert_eq!((refused.0, refused.2[0]), (REFUSED, 6), "it is unknown to others");
@@ -176,7 +176,7 @@ fn sections_of_another_size_are_refused() {
         ask(&endpoint, hello()).await.expect("an answer");
         ask(&endpoint, fence(2, 1, 1)).await.expect("an answer");
         for bytes in [0, 1, SECTION - 1, 2 * SECTION, u64::MAX] {
-            let refused = ask(&endpoint, message(3, 3, &[bytes])).await.expect("an answer");
+            let refused = ask(&endpoint, message(3, 3, &[bytes, 1])).await.expect("an answer");
             assert_eq!((refused.0, refused.2[0], refused.2[1]), (REFUSED, 3, SECTION), "{bytes}");
         }
     });

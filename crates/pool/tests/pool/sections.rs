@@ -47,6 +47,12 @@ fn options(provider: &Arc<Loopback>, owner: &str, epoch: u64, donors: &[&str]) -
     }
 }
 
+async fn read_only(provider: &Arc<Loopback>, owner: &str, donors: &[&str]) -> ReadOnlySpace {
+    let AddressSpaceConfig { owner, provider, donors, section_bytes, .. } = options(provider, owner, 0, donors);
+    let opened = ReadOnlySpace::open(ReadOnlySpaceConfig { owner, provider, donors, section_bytes }).await;
+    opened.expect("the donors are there")
+}
+
 async fn open(provider: &Arc<Loopback>, owner: &str, epoch: u64, donors: &[&str]) -> AddressSpace {
     AddressSpace::open(options(provider, owner, epoch, donors)).await.expect("the donors are there")
 }
@@ -125,6 +131,75 @@ fn a_released_section_is_gone_and_its_room_is_there_again() {
         assert_ne!((next.address, next.id), (section.address, section.id));
         let zeros = space.read(next.address, 6, BytesMut::new()).await.expect("live");
         assert_eq!(zeros[..], [0; 6]);
+    });
+}
+
+#[test]
+fn the_next_epoch_adopts_sections_with_their_addresses_and_content() {
+    run(|provider| async move {
+        let (a, b) = (donor(&provider, "a", 4).await, donor(&provider, "b", 4).await);
+        let first = open(&provider, "owner", 1, &["a", "b"]).await;
+        let mut sections = Vec::new();
+        for number in 0..4u8 {
+            let section = first.grow().await.expect("room");
+            first.write(section.address + 8, &[Bytes::from(vec![number; 4])]).await.expect("live");
+            sections.push(section);
+        }
+        let lent = first.grant_read(sections[0].id, 5).await.expect("ours");
+        let reader = read_only(&provider, "owner", &["a", "b"]).await;
+        reader.enter(&lent).expect("it fits");
+        assert!(reader.read(sections[0].address, 1, BytesMut::new()).await.is_ok());
+        first.release(sections[3].id).await.expect("ours");
+        first.leave();
+        drop(first);
+        let next = AddressSpace::adopt(options(&provider, "owner", 2, &["a", "b"])).await.expect("it is newer");
+        assert_eq!(next.sections(), sections[..3]);
+        let mut adopted = next.take_adopted();
+        adopted.sort_by_key(|section| section.id);
+        assert_eq!((adopted.as_slice(), next.take_adopted().len()), (&sections[..3], 0));
+        for (number, section) in (0..).zip(&sections[..3]) {
+            let bytes = next.read(section.address + 8, 4, BytesMut::new()).await.expect("live");
+            assert_eq!(bytes[..], [number; 4]);
+            assert!(next.is_settled(section.id));
+        }
+        assert!(reader.read(sections[0].address, 1, BytesMut::new()).await.is_err(), "its grant ended with epoch 1");
+        let grown = next.grow().await.expect("room");
+        assert!(grown.id > sections[2].id, "its address was never given before");
+        // A process that adopts nothing gets nothing, and nothing is left.
+        let last = open(&provider, "owner", 3, &["a", "b"]).await;
+        assert!(last.sections().is_empty());
+        assert_eq!((a.usage().sections, b.usage().sections), (0, 0));
+    });
+}
+
+#[test]
+fn a_fenced_holder_changes_no_section_that_was_adopted() {
+    run(|provider| async move {
+        let _donor = donor(&provider, "a", 4).await;
+        let old = open(&provider, "owner", 1, &["a"]).await;
+        let section = old.grow().await.expect("room");
+        let new = AddressSpace::adopt(options(&provider, "owner", 2, &["a"])).await.expect("it is newer");
+        assert_eq!(new.sections(), [section]);
+        assert!(old.write(section.address, &[Bytes::from_static(b"late")]).await.is_err());
+        let bytes = new.read(section.address, 4, BytesMut::new()).await.expect("live");
+        assert_eq!(bytes[..], [0; 4]);
+        let error = old.grow().await.expect_err("it is fenced");
+        assert_eq!(error.kind(), ErrorKind::Fenced);
+    });
+}
+
+#[test]
+fn what_the_budget_does_not_allow_is_not_adopted() {
+    run(|provider| async move {
+        let node = donor(&provider, "a", 8).await;
+        let old = open(&provider, "owner", 1, &["a"]).await;
+        for _ in 0..5 {
+            old.grow().await.expect("room");
+        }
+        let config = AddressSpaceConfig { budget_bytes: 2 * SECTION, ..options(&provider, "owner", 2, &["a"]) };
+        let new = AddressSpace::adopt(config).await.expect("it is newer");
+        assert_eq!((new.sections().len(), node.usage().sections), (2, 2));
+        assert!(matches!(new.grow().await, Err(Error::Exhausted(_))));
     });
 }
 

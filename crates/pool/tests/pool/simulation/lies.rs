@@ -23,6 +23,8 @@ use super::truth::Truth;
 pub enum Lie {
     /// A donor reports memory as reclaimed, so that a fence is answered, and reclaims it later.
     FenceBeforeRevocation,
+    /// A donor reports the capabilities of adopted sections as revoked, and does not revoke them.
+    AdoptedUnfenced,
     /// A donor grants memory again with the content that its last owner left.
     NotZeroed,
     /// A donor grants one owner a section that another has.
@@ -36,8 +38,9 @@ pub enum Lie {
 }
 
 impl Lie {
-    pub const ALL: [Lie; 6] = [
+    pub const ALL: [Lie; 7] = [
         Lie::FenceBeforeRevocation,
+        Lie::AdoptedUnfenced,
         Lie::NotZeroed,
         Lie::GivenTwice,
         Lie::NeverTakenBack,
@@ -49,7 +52,8 @@ impl Lie {
     pub fn caught_by(self) -> &'static [&'static str] {
         match self {
             Lie::FenceBeforeRevocation | Lie::NeverTakenBack => &["fence:", "budget:"],
-            Lie::NotZeroed => &["zero:"],
+            Lie::AdoptedUnfenced => &["fence:", "shared:"],
+            Lie::NotZeroed => &["zero:", "shared:"],
             Lie::GivenTwice => &["shared:", "zero:"],
             Lie::EpochIgnored => &["epochs:"],
             Lie::SweepBlind => &["leak:"],
@@ -119,6 +123,9 @@ impl Host for LyingHost {
     }
 
     async fn revoke(&self, capability: &Capability) -> Result<(), Error> {
+        if self.lie == Some(Lie::AdoptedUnfenced) {
+            return Ok(());
+        }
         self.inner.revoke(capability).await
     }
 

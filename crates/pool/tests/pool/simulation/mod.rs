@@ -47,6 +47,8 @@ const OPERATIONS_MIN: u64 = 250;
 
 /// Every fault point at which a fault is injected.
 const FAULT_POINTS: &[&str] = &[
+    "pool.adopt.answer_lost",
+    "pool.adopt.lost",
     "pool.fence.answer_lost",
     "pool.fence.lost",
     "pool.grant.answer_lost",

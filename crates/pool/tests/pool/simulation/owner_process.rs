@@ -75,11 +75,18 @@ impl OwnerProcess {
                 rt::sleep(Duration::from_millis(rt::random_below(1500))).await;
             }
             let since = rt::now();
-            match AddressSpace::open(space_options(self.owner, epoch, &self.provider)).await {
+            let adopts = rt::random_below(2) == 0;
+            let options = space_options(self.owner, epoch, &self.provider);
+            let opened = match adopts {
+                true => AddressSpace::adopt(options).await,
+                false => AddressSpace::open(options).await,
+            };
+            match opened {
                 Ok(space) => {
-                    let account = self.truth.opened(self.node, self.owner, epoch, since, &space);
+                    let account = self.truth.opened(self.node, self.owner, epoch, since, &space, adopts);
                     let held = BTreeMap::new();
-                    let session = OwnerSession { process: &self, space, epoch, account, held, written: 0 };
+                    let mut session = OwnerSession { process: &self, space, epoch, account, held, written: 0 };
+                    session.adopt(since).await;
                     session.run().await;
                     self.truth.owner_process_ends(self.node);
                 }
@@ -147,6 +154,20 @@ impl OwnerSession<'_> {
         let reading = self.space.read(section.address, SECTION as usize, BytesMut::new());
         if let Some(bytes) = self.outcome(section.id, rt::now(), reading).await {
             assert!(bytes.iter().all(|byte| *byte == 0), "zero: {} was given memory that is not", self.process.owner);
+        }
+    }
+
+    /// Takes the sections that the last epoch left as they are: from now on nobody else changes them.
+    async fn adopt(&mut self, since: Instant) {
+        for section in self.space.sections() {
+            self.hold(section, since);
+            let reading = self.space.read(section.address, 8 * WORDS as usize, BytesMut::new());
+            let Some(bytes) = self.outcome(section.id, rt::now(), reading).await else { continue };
+            let Some(held) = self.held.get_mut(&section.id) else { continue };
+            let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+            held.words.extend((0..).zip(bytes.chunks(8).map(word)));
+            let earlier = |value: &u64| *value >> 32 < self.epoch.get();
+            assert!(held.words.values().all(earlier), "shared: a word was written under an epoch that is to come");
         }
     }
 

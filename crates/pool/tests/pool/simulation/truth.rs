@@ -1,8 +1,9 @@
 //! Observes the pool from outside the code under test, and checks these properties:
 //!
 //! * At every registration: the memory that a donor has registered is within its budget.
-//! * When a space has been opened: no donor to which it is connected has memory registered for an older epoch, and no
+//! * When a space has been opened that adopts nothing: no donor to which it is connected has memory registered for an older epoch, and no
 //!   newer epoch was opened at that donor earlier in the donor's current run.
+//! * An adopted section was granted to an earlier epoch of its owner, and nobody else changes its words any more.
 //! * After a donor has answered the fence of a newer epoch, it grants nothing to requests of an older epoch.
 //! * A verb to a section fails if it is posted after the fence of an epoch that is newer than the section's grant.
 //! * Memory is zero at first, and after that holds what its owner wrote.
@@ -117,6 +118,7 @@ impl Truth {
         epoch: Epoch,
         since: Instant,
         space: &AddressSpace,
+        adopts: bool,
     ) -> usize {
         let connected: BTreeSet<String> =
             space.donors().into_iter().filter(|donor| donor.connected).map(|donor| donor.address).collect();
@@ -141,7 +143,7 @@ impl Truth {
         for (address, _) in &connected {
             for (region, registered) in &state.donors[address].regions {
                 // Regions of this very epoch may be there, from an earlier attempt to open.
-                let older = registered.owner == owner && registered.epoch < epoch.get();
+                let older = !adopts && registered.owner == owner && registered.epoch < epoch.get();
                 assert!(
                     !older,
                     "fence: {owner} opened under {epoch}, and {address} still has {region:?} of {}",
