@@ -92,6 +92,7 @@ const DECODERS: &[&str] = &[
     "rma_verbs/src/wire.rs",
     "replica/src/followers/message.rs",
     "state/src/disaggregated/followers/changes.rs",
+    "state/src/disaggregated/header.rs",
     "state/src/disaggregated/index.rs",
     "state/src/disaggregated/pointer.rs",
     "state/src/disaggregated/record.rs",

@@ -51,6 +51,20 @@ base::events! {
     counter SlotsMissed("heddle_state_slots_missed_total");
     /// Parts of the index that were split.
     counter SubtablesSplit("heddle_state_subtables_split_total");
+    /// Sections that were adopted with what an earlier primary left in them.
+    counter SectionsAdopted("heddle_state_sections_adopted_total");
+    /// Sections of an earlier primary that were returned, because their content was damaged or out of date.
+    counter SectionsNotAdopted("heddle_state_sections_not_adopted_total");
+    /// Parts of the index that were adopted.
+    counter SubtablesAdopted("heddle_state_subtables_adopted_total");
+    /// Parts of an adopted index that were dropped because they were damaged.
+    counter SubtablesDropped("heddle_state_subtables_dropped_total");
+    /// Records in adopted memory that the index led to when the memory had been surveyed.
+    counter RecordsAdopted("heddle_state_records_adopted_total");
+    /// Keys of adopted memory that were written again, because the index might have lacked their newest version.
+    counter KeysMended("heddle_state_keys_mended_total");
+    /// Time until the free space of adopted memory was known.
+    histogram SurveyTime("heddle_state_survey_seconds", seconds);
     /// Sections leased from the pool.
     counter SectionsLeased("heddle_state_sections_leased_total");
     /// Sections abandoned because they were lost or a verb to them was ambiguous.

@@ -19,7 +19,8 @@
 //!    the same incarnation, valid).
 //! 6. **Swap.** Swap the index slot from its old content to the new record.
 //! 7. **Caches**: replace the cached versions by the new ones, and invalidate every token of their keys.
-//! 8. **Record** the superseded versions and the tombstones in the writer's lists.
+//! 8. Post the marks of the next height ([`super::marks`]), without waiting for them. **Record** the superseded versions
+//!    and the tombstones in the writer's lists.
 //! 9. **Invalidate** the caches of the followers ([`super::followers`]), and wait for each follower's acknowledgement
 //!    or the end of its lease.
 //! 10. **Publish**: wait until every lease that an earlier primary can have granted has ended, then raise the height.
@@ -34,6 +35,8 @@
 //!   is swapped to empty.
 //! * *A group or a head cannot be read*: its section is abandoned, because the task cannot tell which entry in it has
 //!   to be removed. The key is located again, in a new subtable if there is memory for one.
+//! * *A head is marked as evicted*, or a key has two records: an earlier primary died while it evicted the record, or lost
+//!   a section that is there again. The slot is swapped to empty, and the key is located again.
 //! * *A write is ambiguous*: it might land later, in a buffer that has been reused. Therefore its section is abandoned
 //!   and returned to the pool, which revokes the section's capability; a verb under a revoked capability never lands.
 //!   If a write certainly had no effect because the provider was busy, only its buffer is freed; after any other
@@ -125,10 +128,16 @@ impl StateCore {
             }
         }
         shared.note_in_delta(parts, number);
+        if mutant(Mutant::MarkEarly) {
+            shared.post_marks(writer, number + 1);
+        }
         shared.publish_slots(writer, parts).await;
         if shared.is_fenced() {
             return Err(Error::Fenced);
         }
+        hold_up("state.apply.mark").await;
+        // Before the height: a successor opens at a mark, and readers here may see no more than it.
+        shared.post_marks(writer, number + 1);
         if mutant(Mutant::PublishEarly) {
             shared.height.store(number + 1, Ordering::Release);
             StateCore::publish(shared, number + 1);
@@ -205,6 +214,11 @@ impl StateCore {
 
     /// Does what the parts need of the writer after a round of locating.
     async fn settle(&self, writer: &mut StateWriter, parts: &mut ApplyParts) {
+        for part in parts.each() {
+            for (subtable, hash, pointer) in std::mem::take(&mut part.void) {
+                self.clear_slot(writer, subtable, hash, pointer).await;
+            }
+        }
         if self.give_up_lost(writer, parts) {
             // Some of what was located may have been in these sections.
             parts.each().for_each(ApplyPart::restart);
@@ -327,6 +341,10 @@ impl StateCore {
 
     /// Step 8.
     fn retire_replaced(&self, writer: &mut StateWriter, parts: &ApplyParts, number: u64) {
+        if number < self.mends_below {
+            let mended = parts.items().filter(|item| item.old.is_some());
+            events::KeysMended.add(mended.count() as u64);
+        }
         for item in parts.items() {
             if let Some(pointer) = item.old
                 && writer.space.holds(pointer.address())

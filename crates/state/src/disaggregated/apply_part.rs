@@ -17,7 +17,7 @@ use base::{Bytes, BytesMut, Set, rt};
 use super::cache::{CachedValue, CachedVersion, VersionKind, buffer_pool};
 use super::fault::{Mutant, hold_up, mutant};
 use super::grow::IN_FLIGHT_MAX;
-use super::index::{BucketGroup, GROUP_BYTES, RESERVED, Subtable};
+use super::index::{BucketGroup, GROUP_BYTES, KeyHash, RESERVED, Subtable};
 use super::memory::{completed, had_no_effect};
 use super::pending_write::{Groups, NewRecord, PendingWrite, SlotSwap};
 use super::pointer::Pointer;
@@ -44,6 +44,8 @@ pub(super) struct ApplyPart {
     pub(super) unserved: Vec<usize>,
     /// Items that found no vacant slot, with the subtables that serve them.
     pub(super) crowded: Vec<(usize, Subtable)>,
+    /// Slots to be emptied: the subtable, the key's hash, and where the slot leads.
+    pub(super) void: Vec<(Subtable, KeyHash, Pointer)>,
     /// Addresses in sections that have to be given up.
     pub(super) lost: Vec<u64>,
     /// Allocated buffers into which nothing was written, nor ever will be.
@@ -175,6 +177,7 @@ impl ApplyPart {
             groups: Groups::default(),
             unserved: Vec::new(),
             crowded: Vec::new(),
+            void: Vec::new(),
             lost: Vec::new(),
             unwritten: Vec::new(),
             is_cached: false,
@@ -206,7 +209,8 @@ impl ApplyPart {
     pub(super) async fn look_and_write(mut self) -> ApplyPart {
         hold_up("state.apply.locate").await;
         self.look().await;
-        let is_found = self.unserved.is_empty() && self.crowded.is_empty() && self.lost.is_empty();
+        let is_found =
+            self.unserved.is_empty() && self.crowded.is_empty() && self.void.is_empty() && self.lost.is_empty();
         if is_found && !mutant(Mutant::LinkEarly) { self.write().await } else { self }
     }
 
@@ -254,7 +258,8 @@ impl ApplyPart {
                 pointers.filter(|pointer| held.holds(pointer.address()))
             };
             match core.caches.newest(item.hash, item.name()) {
-                Some((known, has_value)) if candidates().any(|pointer| pointer == known.pointer) => {
+                // More than one may be of this key: see below.
+                Some((known, has_value)) if candidates().eq([known.pointer]) => {
                     (item.old, item.is_read) = (Some(known.pointer), has_value);
                 }
                 _ => heads.extend(candidates().map(|pointer| (at, pointer))),
@@ -266,12 +271,26 @@ impl ApplyPart {
         let pointers: Vec<Pointer> = heads.iter().map(|(_, pointer)| *pointer).collect();
         for ((at, pointer), head) in heads.iter().zip(core.read_heads(&pointers).await) {
             match head {
-                Some(head) if head.is_of(self.items[*at].name()) => self.items[*at].old = Some(*pointer),
+                Some(head) if head.is_of(self.items[*at].name()) => match self.items[*at].old {
+                    // An index that was adopted may lead to a key twice: a section was lost, the key was filled again, and
+                    // the section was still there for a successor.
+                    Some(_) => self.empty_slot(*at, *pointer),
+                    None => self.items[*at].old = Some(*pointer),
+                },
                 Some(_) => {}
+                None if core.is_marked_evicted(*pointer).await => self.empty_slot(*at, *pointer),
                 // The slot may or may not belong to this key, so it must lead nowhere.
                 None => self.lost.push(pointer.address()),
             }
         }
+    }
+
+    /// Has the writer empty the slot that leads to a record; the item is located again.
+    fn empty_slot(&mut self, at: usize, pointer: Pointer) {
+        let item = &self.items[at];
+        let Some(subtable) = item.subtable else { return };
+        self.void.push((subtable, item.hash, pointer));
+        self.groups.remove(&subtable.group_address(item.hash.group()));
     }
 
     /// Gives every item that is not located yet its slot.

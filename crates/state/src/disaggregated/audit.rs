@@ -21,7 +21,7 @@ pub struct MemoryAudit {
     pub live: u64,
     /// Bytes of them in retired buffers that wait until every lease has ended. The three add up to `leased`.
     pub quarantined: u64,
-    /// Live bytes of the index.
+    /// Live bytes of the index and of the sections' headers.
     pub index: u64,
     /// Live bytes of the records that the index leads to.
     pub records: u64,
@@ -48,8 +48,13 @@ impl StateCore {
     pub(super) async fn audit(&self) -> Result<MemoryAudit, Error> {
         let mut guard = self.writer.lock().await;
         let writer: &mut StateWriter = &mut guard;
+        if writer.space.has_unsurveyed() {
+            return Err(Error::Busy);
+        }
         let SpaceAccounts { leased, free, live, quarantined } = writer.space.accounts();
         let mut audit = MemoryAudit { leased, free, live, quarantined, ..MemoryAudit::default() };
+        let section_bytes = self.memory.section_bytes();
+        audit.index = writer.sections.len() as u64 * super::header::header_bytes(section_bytes);
         let mut reached: Set<u64> = Set::default();
         let subtables: Vec<_> = self.directory.subtables().collect();
         for subtable in subtables {

@@ -42,6 +42,9 @@ impl StateCore {
     pub(super) async fn drain(&self) -> Result<bool, Error> {
         let base = {
             let mut writer = self.writer.lock().await;
+            if writer.space.has_unsurveyed() {
+                return Ok(false);
+            }
             if writer.space.accounts().leased <= self.allowed() {
                 writer.space.open_all();
                 return Ok(false);
@@ -124,6 +127,10 @@ impl StateCore {
             group.encode(&mut bytes);
         }
         if self.write_new(writer, new.address, bytes.freeze()).await.is_none() {
+            return false;
+        }
+        self.list_subtable(writer, new.address).await;
+        if !mutant(Mutant::MovedStays) && !self.unlist_subtable(writer, old.address).await {
             return false;
         }
         hold_up("state.drain.directory").await;

@@ -10,7 +10,8 @@
 //! 2. The hand of a clock passes over the live buffers in the order of addresses. It skips buffers that were used since
 //!    its last visit ([`super::reference_bits`]). The next buffers that the hand does not skip, up to
 //!    [`BATCH_RECORDS`], form a *batch*. The task takes the writer's lock and reads their heads. A candidate is the
-//!    newest version of its key, is no tombstone, and is covered by the savepoint, so storage has it as a row.
+//!    newest version of its key and is covered by the savepoint, so storage has it as a row. A covered tombstone is
+//!    one that a dead primary left: others are removed when the savepoint covers them.
 //! 3. Every compute node of the peer reports which of the candidates it has in use ([`StateCore::in_use`]). These stay.
 //! 4. **Locate.** Read the groups of buckets. Skip a record if no slot leads to it.
 //! 5. **Mark.** Swap the record's link word from (newest, its incarnation, valid) to (newest, the same incarnation,
@@ -129,6 +130,10 @@ impl StateCore {
     }
 
     async fn free_memory(&self) -> Result<bool, Error> {
+        if self.writer.lock().await.space.has_unsurveyed() {
+            // The survey wakes this task again.
+            return Ok(false);
+        }
         let evicted = self.evict().await?;
         Ok(self.drain().await? || evicted)
     }
@@ -332,11 +337,11 @@ impl StateCore {
         for (extent, head) in extents.iter().zip(heads) {
             // A subtable, or the remains of a superseded or evicted version.
             let Some((pointer, head)) = head else { continue };
-            if !writer.space.holds(extent.address) || !head.is_newest() || head.is_deletion() {
+            if !writer.space.holds(extent.address) || !head.is_newest() {
                 continue;
             }
             if head.version().block >= settled {
-                batch.uncovered = true;
+                batch.uncovered |= !head.is_deletion();
                 continue;
             }
             let Some(name) = head.name() else { continue };

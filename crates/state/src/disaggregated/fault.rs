@@ -49,5 +49,17 @@ base::mutants! {
         EvictUnacknowledged,
         /// The copy of a subtable that moves was read before the writer's lock was taken.
         MovedStale,
+        /// The mark of a height lands before the slots of its blocks were swapped.
+        MarkEarly,
+        /// A state that adopts memory leaves the marks where they are, although it applies blocks again.
+        MarksStay,
+        /// A state opens at the savepoint, although the memory that it adopts lacks blocks below it.
+        OpenAtSavepoint,
+        /// The membership stays when a section is given up, and all memory is adopted, at its newest mark.
+        MembershipKept,
+        /// A subtable that was moved stays listed.
+        MovedStays,
+        /// The survey of adopted memory ends before it has read every subtable.
+        SurveyBlind,
     }
 }

@@ -64,6 +64,10 @@ impl StateCore {
             match self.read_head(pointer).await {
                 Some(head) if head.is_of(name) => return,
                 Some(_) => {}
+                // An earlier primary died while it evicted the record. A later fill finds the slot empty.
+                None if self.is_marked_evicted(pointer).await => {
+                    return self.clear_slot(writer, subtable, hash, pointer).await;
+                }
                 // The slot may or may not belong to this key.
                 None => return,
             }

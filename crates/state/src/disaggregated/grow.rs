@@ -126,6 +126,38 @@ impl StateCore {
         Some(OwnedHead { bytes, pointer })
     }
 
+    /// Whether the record at a pointer is marked as evicted.
+    pub(super) async fn is_marked_evicted(&self, pointer: Pointer) -> bool {
+        match self.post_head(pointer, HEADER_BYTES) {
+            Some(verb) => completed(&*self.memory, verb).await.is_ok_and(|bytes| record::is_given_up(&bytes, pointer)),
+            None => false,
+        }
+    }
+
+    /// Swaps the slot that leads from a key to a record of no more use to empty, and retires the record. If that fails,
+    /// the subtable's section is abandoned.
+    pub(super) async fn clear_slot(
+        &self,
+        writer: &mut StateWriter,
+        subtable: Subtable,
+        hash: KeyHash,
+        pointer: Pointer,
+    ) {
+        let Some(group) = self.read_group(writer, &subtable, hash).await else { return };
+        let slot = hash.slot(pointer);
+        let Some(place) = group.find(hash, slot) else { return };
+        let address = place.address(subtable.group_address(hash.group()));
+        match completed(&*self.memory, self.memory.compare_swap(address, slot, 0)).await {
+            Ok(found) if found == slot => writer.retire(pointer),
+            failed => {
+                if let Err(error) = failed {
+                    self.memory.note_failure(address, &error);
+                }
+                self.give_up(writer, address);
+            }
+        }
+    }
+
     /// Reads the group of a key; if that fails, abandons its section, because no entry in it could be removed.
     pub(super) async fn read_group(
         &self,
@@ -157,6 +189,7 @@ impl StateCore {
         subtable.incarnation = writer.space.incarnation();
         let empty = subtable.empty().freeze();
         self.write_new(writer, subtable.address, empty).await?;
+        self.list_subtable(writer, subtable.address).await;
         self.directory.set(subtable);
         self.log_change(|changes| changes.subtable(&subtable));
         Some(subtable)
@@ -244,6 +277,11 @@ impl StateCore {
         if self.write_new(writer, new.address, encode(&moved)).await.is_none() {
             return false;
         }
+        self.list_subtable(writer, new.address).await;
+        // A later primary must not find it half rewritten.
+        if !self.unlist_subtable(writer, old.address).await {
+            return false;
+        }
         hold_up("state.split.directory").await;
         self.directory.set(new);
         self.directory.set(old);
@@ -253,8 +291,9 @@ impl StateCore {
         });
         hold_up("state.split.rewrite").await;
         let verb = self.memory.write(old.address, &[encode(&stay)]);
-        if completed(&*self.memory, verb).await.is_err() {
-            self.give_up(writer, old.address);
+        match completed(&*self.memory, verb).await {
+            Ok(()) => self.list_subtable(writer, old.address).await,
+            Err(_) => self.give_up(writer, old.address),
         }
         events::SubtablesSplit.add(1);
         true

@@ -18,8 +18,8 @@
 //!
 //! Growth of a subtable at depth `d`, by the primary alone:
 //! 1. write a new subtable of depth `d + 1` with the entries whose hash has bit `d` set, at the same positions;
-//! 2. point the directory to it;
-//! 3. rewrite the old subtable without these entries, under its new header.
+//! 2. list it in the header of its section, and the old one no longer ([`super::marks`]); point the directory to it;
+//! 3. rewrite the old subtable without these entries, under its new header, and list it again.
 //!
 //! Between two steps a reader finds an entry in one or both of the subtables, or in none, or finds a header that does
 //! not match. A miss is always safe: a version to which the index does not lead is in the delta or in storage.

@@ -40,12 +40,14 @@ pub(super) fn start(shared: &Arc<StateCore>) -> Vec<AbortOnDrop<()>> {
     let reclaiming = Arc::clone(shared);
     let evicting = Arc::clone(shared);
     let leasing = Arc::clone(shared);
+    let surveying = Arc::clone(shared);
     vec![
         rt::spawn(async move { losses.watch_losses().await }).abort_on_drop(),
         rt::spawn(async move { savepoints.watch_savepoint().await }).abort_on_drop(),
         rt::spawn(async move { reclaiming.reclaim_periodically().await }).abort_on_drop(),
         rt::spawn(async move { evicting.run_eviction().await }).abort_on_drop(),
         rt::spawn(async move { replica::followers::send_heartbeats(&*leasing).await }).abort_on_drop(),
+        rt::spawn(async move { surveying.survey().await }).abort_on_drop(),
     ]
 }
 
@@ -98,9 +100,13 @@ impl StateCore {
             }
             let mut writer = self.writer.lock().await;
             self.enter_late_section(&mut writer).await;
+            if !self.are_marks_recorded(&mut writer) || !self.are_settled(&writer) {
+                self.post_marks(&mut writer, self.height.load(Ordering::Acquire));
+            }
             self.reclaim(&mut writer);
             self.watch_free_space(&writer);
-            let orphans = std::mem::take(&mut writer.orphans);
+            // A survey under way may still claim records that became unreachable meanwhile.
+            let orphans = !writer.space.has_unsurveyed() && std::mem::take(&mut writer.orphans);
             drop(writer);
             if orphans {
                 self.sweep().await;
@@ -121,7 +127,7 @@ impl StateCore {
         }
         writer.retire_acknowledged();
         let now = rt::now();
-        let freed = writer.space.drain(now);
+        let freed = if self.are_marks_recorded(writer) { writer.space.drain(now) } else { 0 };
         writer.forget_evicted(now);
         if freed > 0 {
             events::BytesReclaimed.add(freed);

@@ -90,6 +90,29 @@ pub trait Memory: Send + Sync + 'static {
         Ok(())
     }
 
+    /// The sections that an earlier primary left and that this memory has adopted. Given once.
+    fn take_adopted(&self) -> Vec<Section> {
+        Vec::new()
+    }
+
+    /// A number for the memory node that granted a section.
+    fn donor_of(&self, _id: u32) -> u32 {
+        0
+    }
+
+    /// Whether the memory node that granted a section has confirmed the return of every section that was released.
+    fn is_settled(&self, _id: u32) -> bool {
+        true
+    }
+
+    /// A number above those of all sections so far.
+    fn next_number(&self) -> u32 {
+        0
+    }
+
+    /// Gives no section a number below this one from now on.
+    fn start_from(&self, _next: u32) {}
+
     /// Starts verbs that were posted and held back.
     fn flush(&self);
 
@@ -223,6 +246,27 @@ impl Memory for pool::AddressSpace {
 
     async fn revoke_reads(&self, follower: FollowerId) -> Result<(), MemoryError> {
         pool::AddressSpace::revoke_reads(self, u64::from(follower.0)).await.map_err(memory_error)
+    }
+
+    fn take_adopted(&self) -> Vec<Section> {
+        let adopted = pool::AddressSpace::take_adopted(self);
+        adopted.into_iter().map(|pool::Section { id, address, bytes }| Section { id: id.0, address, bytes }).collect()
+    }
+
+    fn donor_of(&self, id: u32) -> u32 {
+        pool::AddressSpace::donor_place(self, pool::SectionId(id)).map_or(u32::MAX, |place| place as u32)
+    }
+
+    fn is_settled(&self, id: u32) -> bool {
+        pool::AddressSpace::is_settled(self, pool::SectionId(id))
+    }
+
+    fn next_number(&self) -> u32 {
+        pool::AddressSpace::next_number(self)
+    }
+
+    fn start_from(&self, next: u32) {
+        pool::AddressSpace::start_from(self, next);
     }
 
     fn flush(&self) {

@@ -36,16 +36,17 @@
 //! 7. A section is abandoned if it is lost, or if an ambiguous verb may still write into it ([`StateCore::give_up`]).
 //!    From then on reads find nothing in it, and read from storage or from other sections instead.
 //! 8. A new primary opens the address space under a higher epoch, which fences the old primary: the old primary's
-//!    verbs have no effect from then on, and its calls fail with [`Error::Fenced`]. The new primary starts with an
-//!    empty index in new sections. It raises no height and lets no follower join until every lease that the old
-//!    primary can have granted has ended.
+//!    verbs have no effect from then on, and its calls fail with [`Error::Fenced`]. The new primary adopts the sections,
+//!    the index and the records that the old one left ([`adopt`]), as far as headers and marks ([`marks`]) say that
+//!    they belong together, and applies the blocks again that the index may lack. It raises no height and lets no
+//!    follower join until every lease that the old primary can have granted has ended.
 //!
 //! Invariants:
 //! * A slot of the index is empty or leads to the newest applied version of its key.
 //! * A buffer is reused only after nothing has led to it for [`lease::REUSE_AFTER`].
 //! * Every leased byte is free, live or quarantined. Every live byte belongs to a subtable of the index or to a
 //!   reachable record: reachable from an index slot, from the `prev` of a newer version, or from the list of
-//!   superseded versions.
+//!   superseded versions. In a section that was adopted this is known only after its survey.
 //!
 //! [`Error::Fenced`]: crate::Error::Fenced
 //! [`WorldState::apply`]: crate::WorldState::apply
@@ -53,6 +54,7 @@
 //! [`lease`]: replica::lease
 //! [`lease::REUSE_AFTER`]: replica::lease::REUSE_AFTER
 
+mod adopt;
 mod apply;
 mod apply_part;
 mod apply_workers;
@@ -69,9 +71,11 @@ pub mod followers;
 #[doc(hidden)]
 pub mod fuzz;
 mod grow;
+mod header;
 mod index;
 mod limits;
 mod maintenance;
+mod marks;
 pub mod memory;
 mod pending_write;
 mod pointer;
@@ -79,6 +83,8 @@ mod range;
 mod read;
 mod record;
 mod reference_bits;
+mod section_headers;
+mod sections;
 mod space;
 mod state_core;
 mod world_state;

@@ -15,6 +15,11 @@
 //! for the next buffer of that length, and is coalesced with its neighbours only when an allocation fits nowhere else.
 //! Second, a long extent, once chosen, becomes the *open run*, from which buffers are cut one after the other.
 //!
+//! The header of a section ([`super::header`]) belongs to no buffer. It counts as live.
+//!
+//! An adopted section is *unsurveyed* at first: it is live as a whole, no buffer in it is known, and nothing is allocated
+//! there. [`SpaceAllocator::survey`] ends that, given the buffers that are in use.
+//!
 //! Invariant: leased = free + live + quarantined, to the byte; parked buffers and the open run are free. When a
 //! section is abandoned, everything in it leaves these accounts.
 
@@ -72,6 +77,10 @@ struct SectionAllocator {
     free: BTreeMap<u64, u64>,
     /// Nothing is allocated here.
     is_closed: bool,
+    /// Bytes of the header.
+    header_bytes: u64,
+    /// It is not known which buffers are in use.
+    is_unsurveyed: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -94,6 +103,8 @@ pub struct SpaceAllocator {
     open: Option<OpenRun>,
     quarantine: VecDeque<(Instant, Extent)>,
     accounts: SpaceAccounts,
+    /// Sections that are unsurveyed.
+    unsurveyed: usize,
     incarnation: Incarnation,
     /// When the incarnation last changed.
     changed: Option<Instant>,
@@ -109,6 +120,7 @@ impl Default for SpaceAllocator {
             open: None,
             quarantine: VecDeque::new(),
             accounts: SpaceAccounts::default(),
+            unsurveyed: 0,
             incarnation: Incarnation::new(1),
             changed: None,
         }
@@ -166,12 +178,29 @@ impl SectionAllocator {
 }
 
 impl SpaceAllocator {
-    /// Adds a leased section.
-    pub fn add(&mut self, base: u64, bytes: u64) {
+    /// Adds a leased section that is free behind its header.
+    pub fn add(&mut self, base: u64, bytes: u64, header_bytes: u64) {
+        self.insert(base, bytes, header_bytes, false);
+        self.accounts.free += bytes - header_bytes;
+        self.accounts.live += header_bytes;
+        if bytes > header_bytes {
+            self.put_free(base, base + header_bytes, bytes - header_bytes);
+        }
+    }
+
+    /// Adds an adopted section, whose buffers are not known yet.
+    pub fn add_unsurveyed(&mut self, base: u64, bytes: u64, header_bytes: u64) {
+        self.insert(base, bytes, header_bytes, true);
+        self.accounts.live += bytes;
+        self.unsurveyed += 1;
+    }
+
+    fn insert(&mut self, base: u64, bytes: u64, header_bytes: u64, is_unsurveyed: bool) {
         assert!(
             base > 0 && base.is_multiple_of(UNIT_BYTES) && bytes.is_multiple_of(64 * UNIT_BYTES),
             "sections are aligned"
         );
+        assert!(header_bytes <= bytes && header_bytes.is_multiple_of(UNIT_BYTES), "a header ends within its section");
         let words = (bytes / UNIT_BYTES / 64) as usize;
         let section = SectionAllocator {
             base,
@@ -180,13 +209,63 @@ impl SpaceAllocator {
             parked: vec![0; words].into(),
             free: BTreeMap::new(),
             is_closed: false,
+            header_bytes,
+            is_unsurveyed,
         };
         let other = self.sections.insert(base, section);
         assert!(other.is_none(), "a section is leased once");
         self.note_sections();
         self.accounts.leased += bytes;
-        self.accounts.free += bytes;
-        self.put_free(base, base, bytes);
+    }
+
+    /// Whether the section of an address is unsurveyed.
+    pub fn is_unsurveyed(&self, address: u64) -> bool {
+        let section = self.sections.range(..=address).next_back();
+        section.is_some_and(|(base, section)| section.is_unsurveyed && address < base + section.bytes)
+    }
+
+    /// Whether any section is unsurveyed.
+    pub fn has_unsurveyed(&self) -> bool {
+        self.unsurveyed > 0
+    }
+
+    /// Ends the survey: in every unsurveyed section these buffers are live, and all other bytes are free. The buffers are
+    /// in the order of addresses, with a length that may be too long: a buffer ends where the next one starts. Buffers
+    /// that do not fit a section are left out.
+    pub fn survey(&mut self, buffers: &[Extent]) {
+        let bases: Vec<u64> =
+            self.sections.iter().filter(|(_, section)| section.is_unsurveyed).map(|(base, _)| *base).collect();
+        for base in bases {
+            let section = self.section(base);
+            section.is_unsurveyed = false;
+            self.unsurveyed -= 1;
+            let section = self.section(base);
+            let (mut at, end) = (base + section.header_bytes, base + section.bytes);
+            let first = buffers.partition_point(|buffer| buffer.address < at);
+            let within = &buffers[first..];
+            let within = &within[..within.partition_point(|buffer| buffer.address < end)];
+            let mut free = Vec::new();
+            for (number, buffer) in within.iter().enumerate() {
+                if !buffer.address.is_multiple_of(UNIT_BYTES) || buffer.address < at || buffer.bytes < UNIT_BYTES {
+                    continue;
+                }
+                if buffer.address > at {
+                    free.push((at, buffer.address - at));
+                }
+                let next = within[number + 1..].iter().find(|next| next.address > buffer.address);
+                let limit = next.map_or(end, |next| next.address.next_multiple_of(UNIT_BYTES).min(end));
+                section.set_start(buffer.address, true);
+                at = (buffer.address + buffer.bytes.next_multiple_of(UNIT_BYTES)).min(limit);
+            }
+            if at < end {
+                free.push((at, end - at));
+            }
+            for (address, bytes) in free {
+                self.accounts.live -= bytes;
+                self.accounts.free += bytes;
+                self.put_free(base, address, bytes);
+            }
+        }
     }
 
     /// Drops a section and everything in it; false if there is none.
@@ -194,6 +273,7 @@ impl SpaceAllocator {
         let Some(section) = self.sections.remove(&base) else { return false };
         self.note_sections();
         let within = |address: u64| address >= base && address < base + section.bytes;
+        self.unsurveyed -= usize::from(section.is_unsurveyed);
         for (address, bytes) in &section.free {
             self.by_length.remove(&(*bytes, *address));
             self.accounts.free -= bytes;
@@ -500,8 +580,8 @@ mod tests {
         rt::production::run(async {
             let now = rt::now();
             let mut space = SpaceAllocator::default();
-            space.add(SECTION, SECTION);
-            space.add(3 * SECTION, SECTION);
+            space.add(SECTION, SECTION, 0);
+            space.add(3 * SECTION, SECTION, 0);
             let mut live: Vec<Extent> = Vec::new();
             let mut random = 7u64;
             for step in 0..20_000u64 {
@@ -554,8 +634,8 @@ mod tests {
         rt::production::run(async {
             let mut space = SpaceAllocator::default();
             assert!(!space.held().holds(0) && !space.held().holds(SECTION));
-            space.add(3 * SECTION, SECTION);
-            space.add(SECTION, SECTION);
+            space.add(3 * SECTION, SECTION, 0);
+            space.add(SECTION, SECTION, 0);
             let before = space.held();
             space.remove(SECTION);
             let in_section = |held: &HeldSections| {
@@ -571,8 +651,8 @@ mod tests {
     fn nothing_is_allocated_in_a_section_that_is_closed() {
         rt::production::run(async {
             let mut space = SpaceAllocator::default();
-            space.add(SECTION, SECTION);
-            space.add(3 * SECTION, SECTION);
+            space.add(SECTION, SECTION, 0);
+            space.add(3 * SECTION, SECTION, 0);
             let buffers: Vec<Extent> = (0..100).map(|_| space.allocate(1_000, 16).expect("there is room")).collect();
             let of = |base: u64| move |extent: &&Extent| (base..base + SECTION).contains(&extent.address);
             let (first, second) = (buffers.iter().filter(of(SECTION)).count(), buffers.len());
@@ -595,7 +675,7 @@ mod tests {
     fn a_section_that_is_given_up_takes_its_buffers_along() {
         rt::production::run(async {
             let mut space = SpaceAllocator::default();
-            space.add(SECTION, SECTION);
+            space.add(SECTION, SECTION, 0);
             let one = space.allocate(1_000, 16).expect("there is room");
             let other = space.allocate(1_000, 16).expect("there is room");
             space.quarantine(one.address, rt::now());
@@ -603,6 +683,41 @@ mod tests {
             assert_eq!(space.accounts(), SpaceAccounts::default());
             assert_eq!((space.extent(other.address), space.allocate(1, 16)), (None, None));
             assert_eq!(space.drain(rt::now()), 0);
+        });
+    }
+
+    #[test]
+    fn a_survey_leaves_what_is_in_use_and_frees_the_rest() {
+        rt::production::run(async {
+            let mut space = SpaceAllocator::default();
+            space.add_unsurveyed(SECTION, SECTION, 128);
+            assert!(
+                space.is_unsurveyed(SECTION + 5_000) && space.holds(SECTION) && space.extent(SECTION + 128).is_none()
+            );
+            assert_eq!((space.allocate(16, 16), space.accounts().live), (None, SECTION));
+            let buffer = |offset: u64, bytes| Extent { address: SECTION + offset, bytes };
+            // The second is longer than the room before the third; the others lie in the header, off the units, within
+            // another section, and at the end.
+            let claims = [
+                buffer(64, 64),
+                buffer(128, 100),
+                buffer(512, 1_000),
+                buffer(1_024, 64),
+                buffer(2_001, 64),
+                buffer(SECTION - 16, 4_096),
+                buffer(SECTION + 64, 64),
+            ];
+            space.survey(&claims);
+            let found: Vec<Extent> = space.buffers().collect();
+            let wanted = [buffer(128, 112), buffer(512, 512), buffer(1_024, 64), buffer(SECTION - 16, 16)];
+            assert_eq!(found, wanted);
+            let live = 128 + wanted.iter().map(|buffer| buffer.bytes).sum::<u64>();
+            let accounts = SpaceAccounts { leased: SECTION, free: SECTION - live, live, quarantined: 0 };
+            assert_eq!(space.accounts(), accounts);
+            wanted.iter().for_each(|buffer| space.free(buffer.address));
+            assert!(space.allocate((SECTION - 128) as usize, 16).is_some(), "all behind the header is one extent");
+            assert!(space.remove(SECTION));
+            assert_eq!(space.accounts(), SpaceAccounts::default());
         });
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use std::time::Duration;
 
 use base::rt::sync::{Notify, Semaphore};
-use base::rt::{AbortOnDrop, Instant};
+use base::rt::{AbortOnDrop, CancellationToken, Instant};
 use base::{Set, Version, rt};
 use futures_util::future::join_all;
 use replica::{EarlierLeases, FollowerTable, lease};
@@ -22,11 +22,12 @@ use super::followers::ComputeRole;
 use super::followers::changes::ChangeLog;
 use super::index::{KeyHash, Subtable};
 use super::memory::{Memory, MemoryError, Section};
-use super::pointer::{ADDRESS_BYTES_MAX, Pointer};
+use super::pointer::Pointer;
 use super::reference_bits::ReferenceBits;
+use super::section_headers::SectionHeaders;
 use super::space::SpaceAllocator;
 use crate::empty_namespaces::EmptyNamespaces;
-use crate::{Error, RangePage, Snapshot, VersionPage, Versioned, events};
+use crate::{Error, RangePage, Snapshot, VersionPage, Versioned};
 
 /// How long to wait for a donor's answer with the writer's lock held.
 pub(super) const DONOR_TIMEOUT: Duration = Duration::from_millis(100);
@@ -89,6 +90,10 @@ pub(super) struct StateCore {
     /// `prev` of a version of a block below this height must not be followed: the record that it leads to may have been
     /// evicted.
     pub(super) forgotten: AtomicU64,
+    /// Stopped once every subtable of an adopted index was read.
+    pub(super) surveyed: CancellationToken,
+    /// Blocks below this height may be in the index that was adopted: applying them again mends their keys.
+    pub(super) mends_below: u64,
     /// The block last reported to storage as the oldest that anything still reads.
     pub(super) reported: AtomicU64,
     pub(super) current: RwLock<Option<Arc<StateView>>>,
@@ -143,12 +148,12 @@ pub struct StateUsage {
 #[derive(Clone, Copy)]
 pub(super) struct PoolExhausted {
     /// The pool is not asked again before this time.
-    until: Instant,
+    pub(super) until: Instant,
     budget_bytes: u64,
 }
 
 impl PoolExhausted {
-    fn now(budget_bytes: u64) -> PoolExhausted {
+    pub(super) fn now(budget_bytes: u64) -> PoolExhausted {
         PoolExhausted { until: rt::now() + super::limits::EXHAUSTED_PAUSE, budget_bytes }
     }
 
@@ -184,6 +189,10 @@ pub(super) struct StateWriter {
     pub(super) exhausted: Option<PoolExhausted>,
     /// A section requested from the pool whose donor has not answered yet.
     pub(super) growing: Option<AbortOnDrop<Result<Section, MemoryError>>>,
+    /// What the headers of the sections say.
+    pub(super) headers: SectionHeaders,
+    /// Buffers of unsurveyed sections to which nothing leads any more.
+    pub(super) retired_unsurveyed: Vec<Pointer>,
     /// Sections that were lost while `growing` was in flight and are not in `sections`.
     pub(super) lost: Vec<u32>,
     /// Counters of completed work; the byte counts come from `space`.
@@ -295,7 +304,7 @@ impl Snapshot for StateView {
 }
 
 impl StateCore {
-    /// A core with empty memory, at this height.
+    /// A core with no memory yet, at this height.
     pub(super) fn new(
         memory: Arc<dyn Memory>,
         store: Arc<dyn StateStore>,
@@ -320,6 +329,8 @@ impl StateCore {
             admitted: AtomicU64::new(height),
             savepoint: AtomicU64::new(0),
             forgotten: AtomicU64::new(0),
+            surveyed: CancellationToken::new(),
+            mends_below: 0,
             reported: AtomicU64::new(height.saturating_sub(1)),
             current: RwLock::new(None),
             views: Mutex::default(),
@@ -442,120 +453,6 @@ impl StateCore {
         self.gone.any.store(true, Ordering::Release);
         self.caches.forget(|pointer| self.base(pointer.address()) == base);
     }
-
-    /// Abandons the section of an address with everything in it: 1. reads find nothing in it any more; 2. the
-    /// directory, the allocator and the lists drop it; 3. it is returned to the pool, after which no verb ever takes
-    /// effect in it. Slots in other sections that lead into it become dangling but harmless: its addresses are never
-    /// reused.
-    pub(super) fn give_up(&self, writer: &mut StateWriter, address: u64) {
-        let base = self.base(address);
-        let Some(id) = writer.sections.remove(&base) else { return };
-        events::SectionsGivenUp.add(1);
-        self.mark_gone(base);
-        let within = |address: u64| self.base(address) == base;
-        writer.space.remove(base);
-        writer.orphans |= !self.directory.forget(|subtable| within(subtable.address)).is_empty();
-        writer.superseded.retain(|superseded| !within(superseded.pointer.address()));
-        writer.tombstones.retain(|tombstone| !within(tombstone.pointer.address()));
-        writer.evicted.retain(|(_, pointer)| !within(pointer.address()));
-        writer.unacknowledged.retain(|(_, pointer)| !within(pointer.address()));
-        self.log_change(|changes| changes.section_gone(base));
-        self.release(id);
-        self.wanted.notify_one();
-    }
-
-    /// Leases one more section. After a failure the pool is not asked again for a while. A donor's process may be
-    /// silent while its memory works: a section that does not arrive within [`DONOR_TIMEOUT`] is added when it
-    /// arrives, and until then this returns false.
-    pub(super) async fn grow_space(&self, writer: &mut StateWriter) -> bool {
-        if writer.growing.is_some() {
-            return self.enter_late_section(writer).await;
-        }
-        let budget_bytes = self.memory.budget_bytes();
-        if writer.exhausted.is_some_and(|exhausted| exhausted.holds(budget_bytes) && rt::now() < exhausted.until) {
-            return false;
-        }
-        let memory = Arc::clone(&self.memory);
-        let mut growing = rt::spawn(async move {
-            super::fault::hold_up("state.grow").await;
-            memory.grow().await
-        })
-        .abort_on_drop();
-        match rt::timeout(DONOR_TIMEOUT, &mut growing).await {
-            Ok(grown) => self.enter_section(writer, grown).await,
-            Err(rt::Elapsed) => {
-                writer.growing = Some(growing);
-                writer.exhausted = Some(PoolExhausted::now(budget_bytes));
-                false
-            }
-        }
-    }
-
-    /// Adds the section that was requested from the pool, if it has arrived by now.
-    pub(super) async fn enter_late_section(&self, writer: &mut StateWriter) -> bool {
-        match writer.growing.take_if(|growing| growing.is_finished()) {
-            Some(grown) => self.enter_section(writer, grown.await).await,
-            None => false,
-        }
-    }
-
-    /// Adds a section that the pool granted, unless the pool refused.
-    async fn enter_section(
-        &self,
-        writer: &mut StateWriter,
-        grown: Result<Result<Section, MemoryError>, rt::TaskAborted>,
-    ) -> bool {
-        let lost = std::mem::take(&mut writer.lost);
-        let grown = grown.unwrap_or_else(|_| Err(MemoryError::Failed("the request has ended".to_owned())));
-        let refused = match grown {
-            Ok(section) if lost.contains(&section.id) => MemoryError::Failed("it was lost while granted".to_owned()),
-            Ok(section) if section.address + section.bytes <= ADDRESS_BYTES_MAX => {
-                writer.space.add(section.address, section.bytes);
-                writer.sections.insert(section.address, section.id);
-                writer.exhausted = None;
-                events::SectionsLeased.add(1);
-                self.grant_to_followers(&section).await;
-                return true;
-            }
-            Ok(section) => {
-                self.release(section.id);
-                MemoryError::Failed("the section lies beyond the highest address that a pointer can hold".to_owned())
-            }
-            Err(error) => error,
-        };
-        if refused == MemoryError::Fenced {
-            self.fenced.store(true, Ordering::Relaxed);
-        }
-        tracing::debug!(error = %refused, "no further section");
-        writer.exhausted = Some(PoolExhausted::now(self.memory.budget_bytes()));
-        false
-    }
-
-    /// Gives followers read grants of a new section. A follower without a grant reads the section's records from
-    /// storage instead.
-    async fn grant_to_followers(&self, section: &Section) {
-        for holder in self.followers.ids() {
-            super::fault::hold_up("state.followers.share").await;
-            match rt::timeout(DONOR_TIMEOUT, self.memory.grant_read(section.id, holder)).await {
-                Ok(Ok(place)) => self.followers.log_for(holder, |bytes| ChangeLog(bytes).section(section, &place)),
-                Ok(Err(error)) => tracing::debug!(%error, section = section.id, "a follower goes without a section"),
-                Err(rt::Elapsed) => {
-                    tracing::debug!(section = section.id, "followers go without a section: its donor is silent");
-                    return;
-                }
-            }
-        }
-    }
-
-    /// Returns a section. As a first step the pool fails all verbs to it; nobody waits for the donor's answer.
-    fn release(&self, section: u32) {
-        let memory = Arc::clone(&self.memory);
-        drop(rt::spawn(async move {
-            if let Err(error) = memory.release(section).await {
-                tracing::debug!(%error, section, "an abandoned section is returned to the pool in the background");
-            }
-        }));
-    }
 }
 
 impl StateWriter {
@@ -573,6 +470,11 @@ impl StateWriter {
     }
 
     pub(super) fn retire_now(&mut self, pointer: Pointer) {
+        if self.space.is_unsurveyed(pointer.address()) {
+            // The survey looks for what is in use, and leaves this out.
+            self.retired_unsurveyed.push(pointer);
+            return;
+        }
         if self.space.extent(pointer.address()).is_some() {
             let early = [super::fault::Mutant::ReuseEarly, super::fault::Mutant::NoIncarnation]
                 .into_iter()

@@ -24,7 +24,8 @@ pub struct Disaggregated {
 }
 
 impl Disaggregated {
-    /// Opens the state with empty memory, at the height of storage's savepoint: the caller applies later blocks again.
+    /// Opens the state at the height of storage's savepoint or, if the memory that it [adopts](super::adopt) lacks some of
+    /// these blocks, below it: the caller applies later blocks again. Memory that adopted nothing is empty.
     ///
     /// `memory` was opened under an epoch higher than that of any earlier primary, which fenced them.
     pub async fn open(
@@ -32,11 +33,19 @@ impl Disaggregated {
         store: Arc<dyn StateStore>,
         settings: DisaggregatedConfig,
     ) -> Result<Disaggregated, Error> {
-        let height = store.savepoint().height;
+        let savepoint = store.savepoint().height;
         let budget_bytes = memory.budget_bytes();
-        let seed = rt::random_u64();
-        let shared =
-            Arc::new(StateCore::new(memory, store, settings, ComputeRole::Primary, seed, height, budget_bytes));
+        let adoption = super::adopt::find(&*memory, savepoint).await;
+        let (seed, height) = match &adoption {
+            Some(adoption) => (adoption.seed, adoption.height),
+            None => (rt::random_u64(), savepoint),
+        };
+        let mut core = StateCore::new(memory, store, settings, ComputeRole::Primary, seed, height, budget_bytes);
+        if let Some(adoption) = adoption {
+            core.mends_below = adoption.above;
+            core.install_adopted(adoption).await;
+        }
+        let shared = Arc::new(core);
         StateCore::publish(&shared, height);
         let background = super::maintenance::start(&shared);
         Ok(Disaggregated { shared, _background: background })

@@ -47,6 +47,9 @@ impl PrimaryState for StateCore {
 
     async fn admit(&self, admission: Admission<'_>) -> Result<MissedState, replica::Error> {
         self.earlier_leases.admitted().await;
+        if rt::timeout(JOIN_TIMEOUT / 2, self.surveyed.cancelled()).await.is_err() {
+            tracing::debug!("a follower joins before the index was surveyed");
+        }
         let follower = admission.follower();
         if let Err(error) = self.materialize(self.height.load(Ordering::Acquire)).await {
             tracing::debug!(%error, "a follower joins with a longer delta");

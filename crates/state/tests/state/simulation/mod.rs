@@ -1,5 +1,5 @@
 //! The disaggregated state under faults: random blocks, readers at many heights, fills, splits, lost sections, and
-//! primaries that are replaced while they work.
+//! primaries that are replaced while they work, most of which adopt the memory of the last one.
 //!
 //! Checked in every seed:
 //! 1. a read or a range at a height returns exactly the state after the blocks below it, or an error that states the
@@ -21,7 +21,7 @@
 mod followers;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -45,13 +45,18 @@ const MUTANT_SEEDS: u64 = 400;
 const NAMESPACE: &str = "cc";
 
 /// Fault points that must be hit in some seed.
-const FAULT_POINTS: [&str; 42] = [
+const FAULT_POINTS: [&str; 47] = [
     "rma.sim.lose_completion",
     "rma.sim.lose_verb",
     "rma.sim.tear",
+    "state.adopt.free",
+    "state.adopt.read",
+    "state.adopt.slow",
+    "state.adopt.survey",
     "state.apply.caches",
     "state.apply.link",
     "state.apply.locate",
+    "state.apply.mark",
     "state.apply.publish",
     "state.apply.slot",
     "state.apply.write",
@@ -91,7 +96,7 @@ const FAULT_POINTS: [&str; 42] = [
 ];
 
 /// Events that must have happened, each in at least one of this many seeds.
-const HAPPENED: [(&str, u64); 12] = [
+const HAPPENED: [(&str, u64); 16] = [
     ("heddle_state_evicted_records_total", 2),
     ("heddle_state_evicted_superseded_total", 4),
     ("heddle_state_eviction_persists_total", 4),
@@ -101,8 +106,12 @@ const HAPPENED: [(&str, u64); 12] = [
     ("heddle_state_follower_work_items_total", 4),
     ("heddle_state_followers_fenced_total", 4),
     ("heddle_state_followers_joined_total", 3),
+    ("heddle_state_keys_mended_total", 8),
     ("heddle_state_reads_without_lease_total", 40),
+    ("heddle_state_records_adopted_total", 4),
+    ("heddle_state_sections_adopted_total", 4),
     ("heddle_state_sections_drained_total", 10),
+    ("heddle_state_sections_not_adopted_total", 40),
     ("heddle_state_subtables_moved_total", 40),
 ];
 
@@ -124,6 +133,8 @@ struct World {
     /// Followers that have not yet read everything at the end.
     readers: AtomicU64,
     reads: AtomicU64,
+    /// The primary is to give most of its memory back.
+    shrinks: AtomicBool,
 }
 
 #[derive(Default)]
@@ -356,7 +367,11 @@ impl StateStore for ReachableStore {
 
 /// A primary: opens the state, applies the existing blocks again, and makes blocks until it is replaced.
 async fn run_primary(world: Arc<World>, epoch: u64, mut rng: Prng, stop: CancellationToken) {
-    let space = match world.donors.open(epoch, world.budget_bytes).await {
+    let opened = match rng.one_in(6) {
+        true => world.donors.open(epoch, world.budget_bytes).await,
+        false => world.donors.adopt(epoch, world.budget_bytes).await,
+    };
+    let space = match opened {
         Ok(space) => space,
         Err(error) => return assert!(world.epoch.load(Ordering::Acquire) > epoch, "epoch {epoch}: {error}"),
     };
@@ -413,7 +428,9 @@ async fn run_primary(world: Arc<World>, epoch: u64, mut rng: Prng, stop: Cancell
             assert_eq!(error.kind(), ErrorKind::Fenced, "the store works: {error}");
             assert!(world.epoch.load(Ordering::Acquire) > epoch, "nobody has replaced epoch {epoch}");
         }
-        if rng.one_in(8) {
+        if world.shrinks.swap(false, Ordering::AcqRel) {
+            state.set_budget(world.donors.section_bytes).expect("it is a section");
+        } else if rng.one_in(8) {
             let bytes = world.donors.section_bytes * (1 + rng.below(world.budget_bytes / world.donors.section_bytes));
             state.set_budget(bytes).expect("it is a section or more");
         }
@@ -508,10 +525,12 @@ async fn disturb(sim: &Sim, world: &World, rng: &mut Prng) {
     }
 }
 
-async fn scenario(sim: Sim) {
+async fn scenario(sim: Sim, focus: Focus) {
     let mut rng = sim.rng();
     // In some worlds records move in and out of memory all the time.
     let is_crowded = rng.one_in(3);
+    // In some worlds one primary is replaced while it is still applying what the last one left behind.
+    let is_restless = rng.one_in(3) || focus != Focus::Everything;
     let section_bytes = 8192 << rng.below(3);
     let donors = 1 + rng.below(3) as u32;
     let donor_sections = 1 + rng.below(12);
@@ -524,7 +543,7 @@ async fn scenario(sim: Sim) {
         data_cache_bytes: cache_bytes(&mut rng),
         delta_bytes_max: [4_000, 1 << 20][rng.index(2)],
         view_lag_blocks_max: [5, 1_000][rng.index(2)],
-        savepoint_lag_blocks_max: 1 + rng.below(40),
+        savepoint_lag_blocks_max: 1 + rng.below(if is_restless { 200 } else { 40 }),
         apply_workers: ApplyWorkers { workers_max: [1, 2, 4][rng.index(3)], keys_per_worker: rng.index(3) },
         evict_above_percent,
         evict_to_percent,
@@ -545,12 +564,17 @@ async fn scenario(sim: Sim) {
         seats: Mutex::default(),
         readers: AtomicU64::new(0),
         reads: AtomicU64::new(0),
+        shrinks: AtomicBool::new(false),
     });
     for name in FAULT_POINTS {
         let rate = match name {
             _ if name.starts_with("rma") => 0.000_5,
             "state.verb.ambiguous" => 0.000_3,
             "state.grow" | "state.loss" | "state.split.directory" => 0.3,
+            "state.adopt.slow" => 0.8,
+            "state.apply.mark" if focus == Focus::Replays => 0.4,
+            "state.apply.mark" if is_restless => 0.1,
+            _ if name.starts_with("state.adopt") => 0.3,
             "state.followers.join" | "state.followers.share" | "state.followers.fill" => 0.2,
             "state.followers.serve" | "state.followers.done" => 0.02,
             "state.followers.work" => 0.2,
@@ -561,7 +585,7 @@ async fn scenario(sim: Sim) {
             _ if is_crowded && name.starts_with("state.evict") => 0.05,
             _ => 0.01,
         };
-        if rng.one_in(2) || (is_crowded && name == "state.read.learn") {
+        if rng.one_in(2) || (is_crowded && name == "state.read.learn") || focus.needs(name) {
             sim.inject(name, rate);
         }
     }
@@ -579,19 +603,33 @@ async fn scenario(sim: Sim) {
     let mut killed = 0;
     for _ in 0..6 + rng.below(6) {
         rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(150)))).await;
-        if rng.one_in(5) {
+        if rng.one_in(if is_restless { 2 } else { 5 }) || focus == Focus::Replays {
             let epoch = world.epoch.load(Ordering::Acquire) + 1;
             // The old primary is dead, or does not know; the new one runs on another node, or on that of a follower.
-            if rng.one_in(2) {
-                sim.node(&world.seat()).crash();
+            let (last, donor) = (world.seat(), rng.pick(&world.donors.names).clone());
+            let is_cut = is_restless && rng.one_in(2);
+            if is_cut {
+                // It loses a memory node, whose sections its successor finds.
+                sim.cut(&last, &donor);
+                sim.break_links(&last, &donor);
+                rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(100)))).await;
+            } else if is_restless && (rng.one_in(2) || focus == Focus::Moves) {
+                world.shrinks.store(true, Ordering::Release);
+                rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(200)))).await;
+            }
+            if rng.one_in(if is_restless { 4 } else { 2 }) || is_cut || focus == Focus::Replays {
+                sim.node(&last).crash();
                 killed += 1;
+            }
+            if is_cut {
+                sim.heal(&last, &donor);
             }
             let seat = match rng.one_in(2) {
                 true => crew.promote(),
                 false => None,
             };
             // Often there is nothing to apply again.
-            if rng.one_in(2) {
+            if rng.one_in(if is_restless { 4 } else { 2 }) {
                 drop(world.store.materialize(u64::MAX).await);
             }
             begin(epoch, seat.unwrap_or_else(|| format!("compute{epoch}")), &mut rng);
@@ -610,6 +648,35 @@ async fn scenario(sim: Sim) {
     let ended = futures_util::future::join_all(primaries).await.into_iter().filter(Result::is_err).count();
     assert!(ended <= killed, "nobody ends a primary");
     sim.note(format!("{} blocks, {} reads", world.ledger().blocks.len(), world.reads.load(Ordering::Relaxed)));
+}
+
+/// What worlds are mostly about: a mistake that shows seldom is looked for where it shows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Focus {
+    Everything,
+    /// Primaries die while they move the index.
+    Moves,
+    /// Primaries die while they apply blocks again.
+    Replays,
+}
+
+impl Focus {
+    fn of(planted: Planted) -> Focus {
+        match planted {
+            Planted::State(Mutant::MovedStays) => Focus::Moves,
+            Planted::State(Mutant::MarksStay) => Focus::Replays,
+            _ => Focus::Everything,
+        }
+    }
+
+    /// Whether a fault point is always active.
+    fn needs(self, name: &str) -> bool {
+        match self {
+            Focus::Everything => false,
+            Focus::Moves => name.starts_with("state.drain"),
+            Focus::Replays => name == "state.apply.mark",
+        }
+    }
 }
 
 /// A planted mistake of the state, or of the protocol between primary and followers.
@@ -633,7 +700,7 @@ fn plant(mutant: Planted) {
 fn run(seed: u64, mutant: Planted) -> Result<SimulationReport<()>, Box<SimulationFailure>> {
     plant(mutant);
     let outcome = Simulation::new(seed).steps_max(20_000_000).run(|sim| async move {
-        scenario(sim).await;
+        scenario(sim, Focus::of(mutant)).await;
     });
     plant(Planted::State(Mutant::None));
     plant(Planted::Replica(ReplicaMutant::None));
@@ -743,6 +810,12 @@ fn planted_mistakes_are_caught() {
         Planted::Replica(ReplicaMutant::GrantUnproven),
         Planted::Replica(ReplicaMutant::ServeEarly),
         Planted::State(Mutant::MovedStale),
+        Planted::State(Mutant::MarkEarly),
+        Planted::State(Mutant::MarksStay),
+        Planted::State(Mutant::OpenAtSavepoint),
+        Planted::State(Mutant::MembershipKept),
+        Planted::State(Mutant::MovedStays),
+        Planted::State(Mutant::SurveyBlind),
     ];
     let mut missed = Vec::new();
     for mutant in mutants {

@@ -143,18 +143,26 @@ impl Donors {
         .await
     }
 
-    /// The address space of the peer, under an epoch.
-    pub async fn open(&self, epoch: u64, budget_bytes: u64) -> Result<AddressSpace, pool::Error> {
+    fn config(&self, epoch: u64, budget_bytes: u64) -> AddressSpaceConfig {
         let donor = |name: &String| Donor { address: name.clone(), token: TOKEN };
-        AddressSpace::open(AddressSpaceConfig {
+        AddressSpaceConfig {
             owner: OWNER.to_owned(),
             epoch: Epoch(epoch),
             provider: Arc::new(self.provider.clone()),
             donors: self.names.iter().map(donor).collect(),
             section_bytes: self.section_bytes,
             budget_bytes,
-        })
-        .await
+        }
+    }
+
+    /// The address space of the peer, under an epoch, without sections.
+    pub async fn open(&self, epoch: u64, budget_bytes: u64) -> Result<AddressSpace, pool::Error> {
+        AddressSpace::open(self.config(epoch, budget_bytes)).await
+    }
+
+    /// The address space of the peer, under an epoch, with the sections of the last one.
+    pub async fn adopt(&self, epoch: u64, budget_bytes: u64) -> Result<AddressSpace, pool::Error> {
+        AddressSpace::adopt(self.config(epoch, budget_bytes)).await
     }
 }
 
