@@ -1,6 +1,8 @@
 //! Tests `heddle peer memory`: remote memory is added and removed while clients work, and the budget survives every
-//! restart.
+//! restart. And what lies in remote memory survives the end of the primary.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +10,13 @@ use std::time::Duration;
 use base::Bytes;
 use futures_util::future::join_all;
 use gateway::client::GatewayClient;
+use node::Endpoints;
 use node::control::MemoryReport;
+use rustix::process::Signal;
 
 use crate::support::load::connect;
-use crate::support::{Network, run, text};
+use crate::support::processes::{back, processes, send};
+use crate::support::{Network, patiently, run, text};
 
 const MIB: u64 = 1 << 20;
 /// Records of this many bytes, so that few blocks fill some sections.
@@ -163,4 +168,48 @@ async fn remote_memory_grows_and_shrinks_in_one_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn remote_memory_grows_and_shrinks_in_processes() {
     grows_and_shrinks(&["--isolate"]).await;
+}
+
+/// A counter of a process, according to the network's metrics page.
+fn counter(dir: &Path, process: &str, name: &str) -> u64 {
+    let metrics = Endpoints::load(dir).expect("the network has said where it is").metrics;
+    let mut page = String::new();
+    let mut link = TcpStream::connect(metrics).expect("it listens");
+    link.write_all(b"GET /metrics HTTP/1.1\r\nHost: heddle\r\nConnection: close\r\n\r\n").expect("it is taken");
+    link.read_to_string(&mut page).expect("it is text");
+    let sample = format!("{name}{{process=\"{process}\"}} ");
+    let value = page.lines().find_map(|line| line.strip_prefix(&sample));
+    value.unwrap_or_else(|| panic!("no {name} of {process} in {page}")).parse().expect("a number")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_lies_in_remote_memory_outlives_the_primary() {
+    const COMPUTE: &str = "compute-org1";
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let network = start(&dir, &["--isolate"]);
+    let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+    write(&Arc::new(client), &channel, 1).await;
+    for signal in [Signal::KILL, Signal::TERM] {
+        let before = memory(&dir, &[]);
+        assert!(before.leased_bytes > 8 * MIB, "{before:?}");
+        let ended = processes(&dir).into_iter().find(|process| process.name == COMPUTE).expect("it runs");
+        send(ended.process, signal);
+        back(&dir, &ended).await;
+        let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+        let args = [Bytes::from_static(b"record0")];
+        patiently(async || {
+            let proposal = client.proposal(&channel, "ycsb", "read", &args).sign();
+            client.evaluate(&proposal).await
+        })
+        .await
+        .expect("it serves again");
+        check(&Arc::new(client), &channel, 1).await;
+        let sections = counter(&dir, COMPUTE, "heddle_state_sections_adopted_total");
+        assert_eq!(sections * MIB, before.leased_bytes, "{signal:?}: all memory is adopted");
+        // The data cache is empty and the delta has the newest blocks only: the rest came from adopted memory.
+        let stored = counter(&dir, COMPUTE, "heddle_state_storage_reads_total");
+        assert!(stored < RECORDS as u64 / 4, "{signal:?}: {stored} reads went to storage");
+    }
+    network.down();
 }

@@ -95,7 +95,7 @@ impl PeerMemory for PooledMemory {
         let budget_bytes = budget::load(&folder, budget_bytes, section_bytes)
             .map_err(|error| failed(error.to_string(), error.kind()))?;
         let options = AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes };
-        let space = AddressSpace::open(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
+        let space = AddressSpace::adopt(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
         *self.lock() = Some(space.clone());
         Ok(Arc::new(space))
     }
@@ -109,8 +109,8 @@ impl PeerMemory for PooledMemory {
     async fn close(&self) {
         let space = self.lock().take();
         if let Some(space) = space {
-            // From now on other owners may get this memory.
-            space.close().await;
+            // What is in it stays, for the next primary to adopt. Other owners get it when the peer stays away.
+            space.leave();
         }
     }
 }
