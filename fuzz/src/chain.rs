@@ -14,7 +14,7 @@ use ledger::transaction::Transaction;
 use ledger::wire::Span;
 use prost::Message;
 use proto::protos;
-use validation::offload::{SignatureVerdicts, VerificationChunk};
+use validation::offload::{SignatureVerdicts, VerificationPart};
 use validation::verify::SignatureVerdict;
 
 /// The targets of this module.
@@ -213,7 +213,7 @@ fn peer_links(input: &[u8]) {
 
 fn offloaded_seeds() -> Vec<Vec<u8>> {
     let envelopes = ["one", "", "three"].map(|text| Bytes::from_static(text.as_bytes())).to_vec();
-    let chunk = VerificationChunk { policies_digest: [7; 32], block: 5, first: 16, envelopes };
+    let chunk = VerificationPart { policies_digest: [7; 32], block: 5, first: 16, envelopes };
     let words = SignatureVerdicts {
         rules: [7; 32],
         block: 5,
@@ -225,7 +225,7 @@ fn offloaded_seeds() -> Vec<Vec<u8>> {
 
 fn offloaded(input: &[u8]) {
     let bytes = Bytes::copy_from_slice(input);
-    if let Ok(chunk) = authenticated(input, || VerificationChunk::decode(bytes.clone())) {
+    if let Ok(chunk) = authenticated(input, || VerificationPart::decode(bytes.clone())) {
         assert_eq!(chunk.encode(), bytes);
     }
     if let Ok(words) = authenticated(input, || SignatureVerdicts::decode(bytes.clone())) {

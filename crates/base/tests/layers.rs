@@ -32,6 +32,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("block_transport", 4),
     ("private_data", 4),
     ("state", 4),
+    ("utilisation", 4),
     ("rules", 5),
     ("contract", 5),
     ("validation", 6),

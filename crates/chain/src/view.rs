@@ -9,6 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use base::rt::channel::WatchReceiver;
 use base::{Bytes, TxId};
+use replica::load::ReportedNode;
 use rules::access::ChannelPolicies;
 
 use crate::commit::recent::CommittedBlock;
@@ -28,6 +29,12 @@ pub trait PeerView: Send + Sync + 'static {
     /// reached, or does not know yet whether it commits its channels.
     fn knows_channels(&self) -> bool {
         true
+    }
+
+    /// The compute nodes of the peer as its primary knows them, each with its load and the age of that report. Empty
+    /// where the peer has one node, or this node is not the primary.
+    fn nodes(&self) -> Vec<ReportedNode> {
+        Vec::new()
     }
 }
 

@@ -16,7 +16,7 @@ use ledger::wire::put_bytes;
 use peak_alloc::PeakAlloc;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::{Config, TestRunner};
-use validation::offload::{SignatureVerdicts, VerificationChunk};
+use validation::offload::{SignatureVerdicts, VerificationPart};
 
 #[global_allocator]
 static PEAK: PeakAlloc = PeakAlloc;
@@ -78,7 +78,7 @@ const CASES: [Case; 12] = [
         let _ = messages::decode::<Welcome>(bytes);
     }),
     ("a piece of borrowed work and its answer", 2, |bytes| {
-        let _ = (VerificationChunk::decode(bytes.clone()), SignatureVerdicts::decode(bytes));
+        let _ = (VerificationPart::decode(bytes.clone()), SignatureVerdicts::decode(bytes));
     }),
 ];
 

@@ -35,6 +35,8 @@ base::events! {
     counter CallsFailed("heddle_gateway_calls_failed_total");
     /// Proposals that were moved to another compute node of the same peer, because one could not run them.
     counter ProposalsMoved("heddle_gateway_proposals_moved_total");
+    /// Compute nodes of peers that this gateway was told of and was not configured with.
+    counter NodesLearned("heddle_gateway_nodes_learned_total");
     /// Times that a compute node could not answer and was put into cool-down.
     counter NodesPassedOver("heddle_gateway_nodes_passed_over_total");
     /// Blocks sent to clients, filtered ones included.

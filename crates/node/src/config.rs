@@ -593,7 +593,7 @@ mod tests {
             ("[pool]\nform = \"pooled\"", "line 2"),
             ("[pool]\nmemory_nodes = 0", "pool.memory_nodes is 0; it must be from 1 to 64"),
             ("[pool]\noffload = \"sometimes\"", "line 2"),
-            ("[pool]\ncompute_nodes = 10", "pool.compute_nodes is 10; it must be from 1 to 9"),
+            ("[pool]\ncompute_nodes = 65", "pool.compute_nodes is 65; it must be from 1 to 64"),
             (
                 "[pool]\ncompute_nodes = 2\nform = \"monolithic\"",
                 "pool.compute_nodes is 2, and a monolithic peer has one",

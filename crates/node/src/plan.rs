@@ -173,7 +173,10 @@ mod tests {
     async fn shared_memory_of_several_organisations_needs_one_user() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let network = folder.path().join("network");
-        let network = Network::create(&network, &crate::HeddleConfig::default()).await.expect("it can be made");
+        // Any ports: another test may hold those of the default configuration.
+        let mut config = crate::HeddleConfig::default();
+        (config.ports.gateway, config.ports.orderer, config.ports.links, config.ports.metrics) = (0, 0, 0, 0);
+        let network = Network::create(&network, &config).await.expect("it can be made");
         let plan = network.plan(&Placement::OneHost { sockets: folder.path().to_owned() }).expect("it can be planned");
         let memory = plan.processes.iter().find(|process| process.role == ProcessRole::Memory).expect("it has memory");
         let mut file = NodeFile::load(ProcessRole::Memory, &memory.config()).expect("a plan for one machine says so");

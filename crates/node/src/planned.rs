@@ -19,7 +19,7 @@ pub(super) const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// links within an organisation, if they use sockets.
 pub(super) const INNER_PORTS: usize = 40;
 /// Maximum of a network's ports.
-pub(super) const PORTS_MAX: usize = 1024;
+pub(super) const PORTS_MAX: usize = 8192;
 
 /// Where the processes of a network run.
 #[derive(Clone, Debug)]

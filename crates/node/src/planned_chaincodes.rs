@@ -10,7 +10,7 @@ use crate::network::{Network, NodeError, write_private};
 use crate::process::file::ChaincodePortFile;
 
 /// The folder of the copies.
-const FOLDER: &str = "chaincode-tls";
+pub(super) const FOLDER: &str = "chaincode-tls";
 
 /// The chaincodes of one compute node.
 pub(super) struct PlannedChaincodes<'a> {

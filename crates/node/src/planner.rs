@@ -5,7 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use identity::MemberRole as CertificateRole;
-use identity::issue::{IssuingOrganization as Issuer, TlsIdentity};
+use identity::issue::IssuingOrganization as Issuer;
+use replica::CANDIDATES_MAX;
 
 use super::chaincodes::PACKAGES_FOLDER;
 use super::contracts;
@@ -18,17 +19,19 @@ use super::planned_chaincodes::PlannedChaincodes;
 use crate::config::{OrderingEngine, ProviderKind};
 use crate::control::orderer_of;
 use crate::network::layout::{NODES, compute_name, orderer_data, orderer_name};
-use crate::network::{Network, NodeError, material, write, write_private};
+use crate::network::{Network, NodeError, material, write_private};
 use crate::process::file::{
-    ComputeFile, DonorFile, GatewayFile, LocalStoresFile, MemoryFile, OrderLogFile, OrdererFile, PeerNodesFile,
-    PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
+    ComputeFile, DonorFile, GatewayFile, JoiningFile, LocalStoresFile, MemoryFile, OrderLogFile, OrdererFile,
+    PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
 };
-use crate::process::file::{GENESIS, NodeFile, ProcessRole, TRUST};
+use crate::process::file::{NodeFile, ProcessRole};
 
 /// The tokens of one plan.
 struct PlanSecrets {
-    /// Indexed by organisation and compute node.
+    /// Indexed by organisation and candidate, the compute nodes that may become the primary of their peer.
     compute: Vec<Vec<Secret>>,
+    /// By organisation: the secret of the compute nodes that need not be known when the plan is made.
+    joining: Vec<Secret>,
     gateways: Vec<Secret>,
     /// Indexed by organisation and memory node.
     owners: Vec<Vec<Secret>>,
@@ -105,7 +108,8 @@ impl Planner<'_> {
         let secrets = |count: usize| (0..count).map(|_| Secret::random()).collect::<Vec<_>>();
         let organizations = self.names.len();
         let secrets = PlanSecrets {
-            compute: (0..organizations).map(|_| secrets(self.compute_nodes)).collect(),
+            compute: (0..organizations).map(|_| secrets(self.candidates())).collect(),
+            joining: secrets(organizations),
             gateways: secrets(organizations),
             owners: (0..organizations).map(|_| secrets(self.memory_nodes)).collect(),
             orderers: secrets(self.orderers.len()),
@@ -241,7 +245,9 @@ impl Planner<'_> {
                     compute[index].push(self.inner(&name, next())?);
                     others[index].push(format!("tls:{}", self.link_port(&name, INNER_PORTS + next())?));
                 }
-                among[index].push(self.inner_at(&name, &format!("{name}-among"), next())?);
+                if node < CANDIDATES_MAX {
+                    among[index].push(self.inner_at(&name, &format!("{name}-among"), next())?);
+                }
             }
         }
         let (mut keepers, mut log) = (Vec::new(), Vec::new());
@@ -377,6 +383,7 @@ impl Planner<'_> {
                     table_cache_bytes: config.storage.table_cache_bytes,
                     table_hint_bytes: config.storage.table_hint_bytes,
                     clients: self.nodes(place, secrets).collect(),
+                    joining: self.joining(place, secrets),
                 });
                 self.identify_inner(process, &self.issuer(place)?)?;
             }
@@ -434,7 +441,19 @@ impl Planner<'_> {
         write_private(&process.config(), text.as_bytes())
     }
 
-    /// The compute nodes of an organisation, with their tokens.
+    /// The number of an organisation's compute nodes that may become the primary. Any further one joins like one that is
+    /// added later.
+    fn candidates(&self) -> usize {
+        self.compute_nodes.min(CANDIDATES_MAX)
+    }
+
+    /// Which compute nodes of an organisation may join its peer later. A peer with one compute node has no followers.
+    fn joining(&self, organization: usize, secrets: &PlanSecrets) -> Option<JoiningFile> {
+        let prefix = format!("{}-", compute_name(&self.names[organization], 0));
+        (self.compute_nodes > 1).then(|| JoiningFile { prefix, secret: secrets.joining[organization].clone() })
+    }
+
+    /// The candidates of an organisation, with their tokens.
     fn nodes(&self, organization: usize, secrets: &PlanSecrets) -> impl Iterator<Item = (String, Secret)> {
         let name = self.names[organization].clone();
         let tokens = secrets.compute[organization].clone();
@@ -453,10 +472,16 @@ impl Planner<'_> {
         // On this machine, what the peer has as a whole lies with its first compute node.
         let first_folder =
             matches!(self.placement, Placement::OneHost { .. }).then(|| Path::new("..").join(compute_name(name, 0)));
-        let among = at.peer_nodes[organization].get(node).map(|address| PeerNodesFile {
-            address: address.clone(),
-            others: at.peer_nodes[organization].iter().filter(|other| *other != address).cloned().collect(),
-            nodes: self.nodes(organization, secrets).filter(|(other, _)| *other != compute_name(name, node)).collect(),
+        let among = (self.compute_nodes > 1).then(|| PeerNodesFile {
+            address: at.peer_nodes[organization].get(node).cloned(),
+            others: (at.peer_nodes[organization].iter().enumerate().filter(|(other, _)| *other != node))
+                .map(|(_, other)| other.clone())
+                .collect(),
+            nodes: match node < self.candidates() {
+                true => self.nodes(organization, secrets).filter(|(other, _)| *other != process.name).collect(),
+                false => BTreeMap::new(),
+            },
+            joining: self.joining(organization, secrets).filter(|_| node < self.candidates()),
             offload: config.pool.offload,
             spot_check_one_in: config.pool.spot_check_one_in,
             budget_directory: first_folder.clone(),
@@ -485,7 +510,10 @@ impl Planner<'_> {
         let chaincodes = PlannedChaincodes { network: self.network, organization, folder: &process.folder };
         Ok(ComputeFile {
             msp_id: self.network.organizations()[organization].msp_id.clone(),
-            token: secrets.compute[organization][node].clone(),
+            token: match secrets.compute[organization].get(node) {
+                Some(token) => token.clone(),
+                None => secrets.joining[organization].of_process(&process.name),
+            },
             address: at.compute[organization][node].clone(),
             others_address: at.others[organization][node].clone(),
             others: self.others(organization, at),
@@ -519,7 +547,8 @@ impl Planner<'_> {
     fn others(&self, organization: usize, at: &PlanAddresses) -> BTreeMap<String, Vec<String>> {
         let members = self.network.organizations().iter().zip(&at.others).enumerate();
         let others = members.filter(|(index, _)| *index != organization);
-        others.map(|(_, (member, addresses))| (member.msp_id.clone(), addresses.clone())).collect()
+        let candidates = |addresses: &Vec<String>| addresses.iter().take(self.candidates()).cloned().collect();
+        others.map(|(_, (member, addresses))| (member.msp_id.clone(), candidates(addresses))).collect()
     }
 
     fn gateway(&self, organization: usize, at: &PlanAddresses, secrets: &PlanSecrets) -> GatewayFile {
@@ -529,7 +558,8 @@ impl Planner<'_> {
             token: secrets.gateways[organization].clone(),
             listen: at.gateways[organization],
             tls: config.tls,
-            compute: at.compute[organization].clone(),
+            // It learns of the others from the primary.
+            compute: at.compute[organization].iter().take(self.candidates()).cloned().collect(),
             orderer_msp_id: self.network.orderer().msp_id.clone(),
             orderers: at.intakes.clone(),
             orderer_reached_at: (config.ports.orderer == 0)
@@ -555,45 +585,5 @@ impl Planner<'_> {
 
     fn issuer(&self, organization: usize) -> Result<Issuer, NodeError> {
         material::issuer(self.network.path(), &self.network.config().network.organizations[organization])
-    }
-
-    /// Writes the TLS files of a process that only uses TLS below remote memory access, as it has no links to other
-    /// organisations.
-    fn identify_inner(&self, process: &PlannedProcess, issuer: &Issuer) -> Result<(), NodeError> {
-        match self.placement {
-            Placement::OneHost { .. } => Ok(()),
-            Placement::Hosts { .. } => self.identify(process, issuer, CertificateRole::Peer, process.role.name(), None),
-        }
-    }
-
-    /// Writes a process's certificates and identity, and the authorities that it trusts.
-    fn identify(
-        &self,
-        process: &PlannedProcess,
-        issuer: &Issuer,
-        role: CertificateRole,
-        name: &str,
-        signer: Option<&identity::Signer>,
-    ) -> Result<(), NodeError> {
-        let folder = process.folder.as_path();
-        let host = process.host.to_string();
-        let listen = self.network.config().ports.host.to_string();
-        let mut hosts = vec!["localhost", "127.0.0.1", "::1"];
-        for host in [&host, &listen] {
-            if !hosts.contains(&host.as_str()) && host != "0.0.0.0" && host != "::" {
-                hosts.push(host);
-            }
-        }
-        let tls: TlsIdentity = issuer.issue_tls(role, name, &hosts)?;
-        tls.write(folder, CertificateRole::Peer)?;
-        if let Some(signer) = signer {
-            issuer.write_identity(folder, signer)?;
-            write(&folder.join(GENESIS), &self.network.genesis().to_bytes())?;
-        }
-        let members = self.network.organizations().iter().map(|member| (&member.msp_id, &member.tls));
-        for (msp_id, tls) in members.chain([(&self.network.orderer().msp_id, &self.network.orderer().tls)]) {
-            write(&folder.join(TRUST).join(format!("{msp_id}.pem")), &tls.authority_pem)?;
-        }
-        Ok(())
     }
 }

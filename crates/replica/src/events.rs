@@ -8,6 +8,8 @@ base::events! {
     counter FollowersJoined("heddle_state_followers_joined_total");
     /// Times that a follower was fenced, because its link was lost or it did not keep up.
     counter FollowersFenced("heddle_state_followers_fenced_total");
+    /// Times that a follower left in order, so that no block had to wait for its lease.
+    counter FollowersLeft("heddle_state_followers_left_total");
     /// Work items that followers did for the primary and whose answers counted.
     counter WorkItemsDone("heddle_state_follower_work_items_total");
     /// Work items that a follower did not do, did too late, or did without a lease: the primary did them itself.

@@ -28,5 +28,9 @@ base::mutants! {
         ServeEarly,
         /// A follower's answer to a work item counts although its lease has ended.
         CountLapsed,
+        /// A follower that has told its primary that it leaves goes on answering under its lease.
+        LeaveServing,
+        /// The primary keeps followers that answer no heartbeat.
+        KeepSilent,
     }
 }

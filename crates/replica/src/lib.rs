@@ -160,7 +160,8 @@
 //!    lease (steps 1 to 11 there). [`FollowerTable`] is the primary's record, [`followers::serve_follower`] and
 //!    [`Follower`] are the two ends of a link, and [`followers::message`] has the messages on it.
 //! 3. [`followers::work`] and [`offload`]: work that followers do for the primary, and when the primary offloads it.
-//! 4. [`lease`]: how long a lease lasts, and how long others wait for its end. The head of the module has the proof.
+//! 4. [`load`]: how loaded a node is, by its own report.
+//! 5. [`lease`]: how long a lease lasts, and how long others wait for its end. The head of the module has the proof.
 //!
 //! The layers above implement these traits:
 //!
@@ -202,10 +203,11 @@ pub mod failover;
 pub mod fault;
 pub mod followers;
 pub mod lease;
+pub mod load;
 pub mod offload;
 
 pub use error::Error;
-pub use failover::{ComputeRole, FAILOVER_TIMEOUTS, NODES_MAX, PrimaryRole, ReplicatedState};
+pub use failover::{CANDIDATES_MAX, ComputeRole, FAILOVER_TIMEOUTS, NODES_MAX, PrimaryRole, ReplicatedState};
 pub use followers::{
     Admission, ChangeBatches, EarlierLeases, FailoverTimeouts, FindPrimary, Follower, FollowerTable, JoinedState,
     MissedState, PrimaryState, Replica, ReplicaFactory, WorkHandler, WorkPermit,

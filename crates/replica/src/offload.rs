@@ -1,11 +1,10 @@
-//! Decides which signature checks of a block a primary offloads to its followers, and which followers it trusts.
+//! Decides which node of a peer verifies the signatures of a block, and which nodes the primary trusts.
 //!
 //! The caller, `validation::offload`, makes the checks and the messages that carry them; the steps are in its
-//! head. This module decides in step 1 whether the primary offloads a chunk, and how busy the follower that gets it may
-//! be; in step 5, which verdicts the primary checks itself; in step 6, that a follower that lied gets no more work.
+//! head. This module decides in step 1 whether the primary offloads a part of a block, and to whom; in step 5, which
+//! verdicts the primary checks itself; in step 6, that a follower that lied gets no more work.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,6 +14,7 @@ use base::rt;
 use crate::events;
 use crate::followers::WorkPermit;
 use crate::followers::work::WORK_ITEM_BYTES_MAX;
+use crate::load::NodeLoad;
 
 /// The followers that may do work for their primary.
 pub trait WorkPlacement: Send + Sync {
@@ -26,57 +26,31 @@ pub trait WorkPlacement: Send + Sync {
     fn work_permit(&self, load_max: u8, trusts: &dyn Fn(&str) -> bool) -> Option<WorkPermit>;
 }
 
-/// How long the primary waits for the verdicts on a chunk.
+/// How long the primary waits for the verdicts on a part of a block.
 pub const OFFLOAD_TIMEOUT: Duration = Duration::from_millis(20);
-/// How busy a primary's cores must be before it offloads to idle followers.
-pub const BUSY_PERCENT: u8 = 70;
-/// How busy a follower's cores may be if only idle followers are asked.
-pub const IDLE_PERCENT: u8 = 50;
+/// How much longer for each transaction of the part: as long as a slow core takes for four signatures.
+pub const OFFLOAD_TIMEOUT_PER_TRANSACTION: Duration = Duration::from_micros(500);
+/// By how many percent a follower must be less loaded than its primary to count as the more idle one: sending a part
+/// costs both of them something, and the loads were measured some time ago.
+pub const IDLE_MARGIN_PERCENT: u32 = 20;
 
 /// One in how many accepted verdicts is verified again, unless the operator configures another number.
 pub const SPOT_CHECK_ONE_IN: u32 = 64;
 /// The largest number of liars that are remembered: a peer has fewer other compute nodes, each with one name.
 const LIARS_MAX: usize = 64;
+/// Of so many accepted verdicts in a row, one at least is verified again.
+pub const SPOT_CHECK_GROUP: usize = 16;
 
 /// When a primary offloads the verification of signatures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OffloadMode {
     /// Never: the primary verifies all signatures itself.
     Never,
-    /// When the primary is busy and a follower is idle.
+    /// When a follower is more idle than the primary.
     #[default]
     Idle,
-    /// Whenever there are followers, however busy.
+    /// Whenever there are followers, however busy; the primary keeps its share.
     Always,
-}
-
-/// Measures how busy this node's cores are, in percent.
-#[derive(Clone)]
-pub struct LoadMeter(Arc<dyn Fn() -> u8 + Send + Sync>);
-
-impl LoadMeter {
-    /// A meter that calls this function, often and from any task.
-    pub fn new(percent: impl Fn() -> u8 + Send + Sync + 'static) -> LoadMeter {
-        LoadMeter(Arc::new(percent))
-    }
-
-    /// The load, 100 at most.
-    pub fn percent(&self) -> u8 {
-        (self.0)().min(100)
-    }
-}
-
-impl Default for LoadMeter {
-    /// The load of a node without a measurement: it neither offers nor needs help.
-    fn default() -> LoadMeter {
-        LoadMeter::new(|| BUSY_PERCENT - 1)
-    }
-}
-
-impl fmt::Debug for LoadMeter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Meter")
-    }
 }
 
 /// How a compute node offloads verification and verifies for others, and how much it has done of both.
@@ -84,19 +58,20 @@ impl fmt::Debug for LoadMeter {
 pub struct OffloadConfig {
     /// When a primary offloads.
     pub mode: OffloadMode,
-    /// The primary verifies one in this many of the transactions that a follower called valid, besides one per chunk.
+    /// The primary verifies one in this many of the transactions that a follower called valid, besides one in
+    /// [`SPOT_CHECK_GROUP`].
     /// The value 1 means all of them.
     pub spot_check_one_in: u32,
-    /// Measures this node's own cores.
-    pub meter: LoadMeter,
+    /// This node's own load.
+    pub load: NodeLoad,
     /// Where the results are counted; clones of the settings share it.
     pub counts: Arc<OffloadCounts>,
 }
 
 impl Default for OffloadConfig {
     fn default() -> OffloadConfig {
-        let (when, meter, counts) = Default::default();
-        OffloadConfig { mode: when, spot_check_one_in: SPOT_CHECK_ONE_IN, meter, counts }
+        let (mode, load, counts) = Default::default();
+        OffloadConfig { mode, spot_check_one_in: SPOT_CHECK_ONE_IN, load, counts }
     }
 }
 
@@ -105,7 +80,8 @@ impl Default for OffloadConfig {
 pub struct OffloadCounts {
     offloaded: AtomicU64,
     verified_for_others: AtomicU64,
-    chunks: AtomicU64,
+    parts: AtomicU64,
+    parts_offloaded: AtomicU64,
     liars: Mutex<BTreeSet<Arc<str>>>,
 }
 
@@ -113,6 +89,11 @@ impl OffloadCounts {
     /// Transactions whose signatures others have verified for this node.
     pub fn offloaded(&self) -> u64 {
         self.offloaded.load(Ordering::Relaxed)
+    }
+
+    /// Parts of blocks, most of them whole blocks, of which others have sent the verdicts to this node.
+    pub fn parts_offloaded(&self) -> u64 {
+        self.parts_offloaded.load(Ordering::Relaxed)
     }
 
     /// Transactions whose signatures this node has verified for others.
@@ -134,6 +115,7 @@ impl OffloadCounts {
     /// Counts transactions whose signatures a follower has verified for this node.
     pub fn add_offloaded(&self, transactions: u64) {
         self.offloaded.fetch_add(transactions, Ordering::Relaxed);
+        self.parts_offloaded.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts transactions whose signatures this node has verified for its primary.
@@ -152,68 +134,97 @@ impl OffloadCounts {
     }
 }
 
-const _: () = assert!(IDLE_PERCENT < BUSY_PERCENT);
-
 impl OffloadConfig {
-    /// Step 1: a permit to send a chunk of this length to a follower; `None` if the primary keeps the chunk.
-    pub fn reserve(&self, followers: &dyn WorkPlacement, chunk_bytes: impl FnOnce() -> usize) -> Option<WorkPermit> {
-        match (self.mode, followers.followers()) {
-            (OffloadMode::Never, _) | (_, 0) => None,
-            (_, count) => {
-                let load_max = self.load_limit(count, chunk_bytes())?;
-                followers.work_permit(load_max, &|name| self.counts.trusts(name))
+    /// Step 1: a permit to send a part of a block to a follower; `None` if the primary keeps the part.
+    pub fn reserve(&self, followers: &dyn WorkPlacement, part_bytes: usize) -> Option<WorkPermit> {
+        let count = followers.followers();
+        if self.mode == OffloadMode::Never || count == 0 || part_bytes > WORK_ITEM_BYTES_MAX {
+            return None;
+        }
+        let load_max = self.load_limit(count)?;
+        let permit = followers.work_permit(load_max, &|name| self.counts.trusts(name))?;
+        (self.mode == OffloadMode::Always || self.is_more_idle(&permit)).then_some(permit)
+    }
+
+    /// The load that a follower may have reported; `None` if no follower is to be asked.
+    fn load_limit(&self, followers: usize) -> Option<u8> {
+        match self.mode {
+            OffloadMode::Never => None,
+            OffloadMode::Idle => self.load.percent().checked_sub(IDLE_MARGIN_PERCENT as u8),
+            OffloadMode::Always => {
+                let turn = self.counts.parts.fetch_add(1, Ordering::Relaxed) % (followers as u64 + 1);
+                (turn > 0).then_some(100)
             }
         }
     }
 
-    /// How busy a follower may be that is asked to verify a chunk of `chunk_bytes`; `None` if no follower is to be
-    /// asked.
-    fn load_limit(&self, followers: usize, chunk_bytes: usize) -> Option<u8> {
-        if chunk_bytes > WORK_ITEM_BYTES_MAX {
-            return None;
-        }
-        let load_max = match self.mode {
-            OffloadMode::Never => return None,
-            OffloadMode::Idle if self.meter.percent() < BUSY_PERCENT => return None,
-            OffloadMode::Idle => IDLE_PERCENT,
-            OffloadMode::Always => 100,
-        };
-        let turn = self.counts.chunks.fetch_add(1, Ordering::Relaxed) % (followers as u64 + 1);
-        (turn > 0).then_some(load_max)
+    /// Whether a follower, with what it has in flight, is more idle than this node. One that runs on the same processors
+    /// never is: their loads were only measured at different moments.
+    fn is_more_idle(&self, permit: &WorkPermit) -> bool {
+        self.has_margin(permit.load()) && !self.load.shares_with(permit.processors())
+    }
+
+    fn has_margin(&self, load: u32) -> bool {
+        load + IDLE_MARGIN_PERCENT <= u32::from(self.load.percent())
     }
 
     /// Step 5: which of these verdicts the primary checks itself, each given as whether it says "valid".
     pub fn choose_doubted(&self, are_valid: impl ExactSizeIterator<Item = bool>) -> Vec<bool> {
-        let chosen = rt::random_below(are_valid.len().max(1) as u64);
-        let is_doubted = |(index, is_valid): (u64, bool)| {
-            let by_chance = index == chosen || rt::random_below(u64::from(self.spot_check_one_in.max(1))) == 0;
+        let (mut chosen, count) = (0, are_valid.len());
+        let is_doubted = |(index, is_valid): (usize, bool)| {
+            let place = (index % SPOT_CHECK_GROUP) as u64;
+            if place == 0 {
+                chosen = rt::random_below((count - index).min(SPOT_CHECK_GROUP) as u64);
+            }
+            let by_chance = place == chosen || rt::random_below(u64::from(self.spot_check_one_in.max(1))) == 0;
             (!is_valid || by_chance) && !rt::fault_point("chain.offload.mutant.believed")
         };
-        (0..).zip(are_valid).map(is_doubted).collect()
+        are_valid.enumerate().map(is_doubted).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use base::rt::production;
+
     use super::*;
+    use crate::load::LoadMeter;
+
+    fn config(mode: OffloadMode, percent: u8) -> OffloadConfig {
+        OffloadConfig { mode, load: NodeLoad::new(LoadMeter::new(move || percent), ""), ..OffloadConfig::default() }
+    }
 
     #[test]
-    fn a_primary_asks_when_it_is_to_and_keeps_its_share() {
-        let asked = |when, percent, readers, bytes| {
-            let borrowing =
-                OffloadConfig { mode: when, meter: LoadMeter::new(move || percent), ..OffloadConfig::default() };
-            let turns: Vec<_> = (0..6).map(|_| borrowing.load_limit(readers, bytes)).collect();
-            let load_max = turns.iter().flatten().next().copied();
-            (load_max, turns.iter().flatten().count())
+    fn a_part_goes_to_a_follower_only_if_it_is_more_idle_or_all_have_their_share() {
+        let turns = |mode, percent, followers| {
+            let config = config(mode, percent);
+            (0..6).filter_map(|_| config.load_limit(followers)).collect::<Vec<u8>>()
         };
-        assert_eq!(asked(OffloadMode::Never, 100, 2, 100), (None, 0));
-        assert_eq!(asked(OffloadMode::Always, 0, 2, 100), (Some(100), 4), "every third is its own");
-        assert_eq!(asked(OffloadMode::Always, 0, 1, 100), (Some(100), 3), "every second is");
-        assert_eq!(asked(OffloadMode::Always, 0, 1, WORK_ITEM_BYTES_MAX + 1), (None, 0), "it is too large");
-        assert_eq!(asked(OffloadMode::Idle, BUSY_PERCENT, 1, 100), (Some(IDLE_PERCENT), 3));
-        assert_eq!(asked(OffloadMode::Idle, BUSY_PERCENT - 1, 1, 100), (None, 0), "it has time itself");
-        let unknown = OffloadConfig::default();
-        assert_eq!(unknown.load_limit(3, 100), None, "nothing is known of its load");
-        assert!(unknown.meter.percent() > IDLE_PERCENT, "nor is it asked");
+        assert!(turns(OffloadMode::Never, 100, 2).is_empty());
+        assert_eq!(turns(OffloadMode::Always, 0, 2), [100; 4], "every third is the primary's own");
+        assert_eq!(turns(OffloadMode::Always, 0, 1), [100; 3], "every second is");
+        assert_eq!(turns(OffloadMode::Idle, 90, 1), [70; 6]);
+        assert!(turns(OffloadMode::Idle, 19, 1).is_empty(), "nobody is more idle");
+        let busy = config(OffloadMode::Idle, 80);
+        assert!(busy.has_margin(60) && !busy.has_margin(61), "what is in flight counts");
+        let unmeasured = OffloadConfig::default();
+        assert!(!unmeasured.has_margin(crate::load::UNKNOWN_PERCENT.into()), "nothing is known of either");
+    }
+
+    #[test]
+    fn one_verdict_of_each_group_is_verified_again_and_every_bad_one() {
+        production::run(async {
+            let config = OffloadConfig { spot_check_one_in: u32::MAX, ..OffloadConfig::default() };
+            for count in [1, 15, 16, 17, 200] {
+                let doubted = config.choose_doubted(vec![true; count].into_iter());
+                for group in doubted.chunks(SPOT_CHECK_GROUP) {
+                    assert!(group.contains(&true), "{count}");
+                }
+                assert!(doubted.iter().filter(|doubted| **doubted).count() <= count.div_ceil(SPOT_CHECK_GROUP) + 1);
+            }
+            let verdicts: Vec<bool> = (0..64).map(|index| index % 3 != 0).collect();
+            let doubted = config.choose_doubted(verdicts.iter().copied());
+            assert!(verdicts.iter().zip(doubted).all(|(is_valid, doubted)| *is_valid || doubted));
+        });
     }
 }

@@ -41,7 +41,7 @@ use crate::network::members::{CHANNEL, ORGANIZATIONS};
 use crate::network::nodes::{order_address, peer_address};
 use crate::network::service::{CallError, RequestKind, Response, ResponseStatus, ServiceClient, TransactionCommit};
 use crate::reads;
-use crate::scenario::ORDERER;
+use crate::scenario::{self, ORDERER};
 use crate::vault::VAULT;
 use envelope::{EnvelopeDefect, Proposal, endorse, read_write_set};
 use workload::{ContractCall, Workload};
@@ -58,6 +58,8 @@ const STATUS_QUERIES_BEFORE_RESUBMIT: usize = 2;
 const RECONFIGURES_ONE_IN: u64 = 40;
 /// One in this many operations changes the definition of a contract.
 const DEFINES_ONE_IN: u64 = 25;
+/// It asks one that comes and goes at every so many choices of a compute node.
+const GUEST_EVERY: u64 = 5;
 /// The longest pause after an answer that calls for a retry.
 const PAUSE_MAX: Duration = Duration::from_millis(60);
 
@@ -135,6 +137,8 @@ pub struct SimulatedClient {
     last: Option<TxReadWriteSet>,
     /// The newest block it has heard of.
     blocks: u64,
+    /// How often it has chosen a compute node.
+    turn: u64,
 }
 
 /// An endorsed result.
@@ -158,6 +162,7 @@ impl SimulatedClient {
             claims: ClientClaims::default(),
             last: None,
             blocks: 0,
+            turn: 0,
             network,
         }
     }
@@ -263,7 +268,10 @@ impl SimulatedClient {
                 true => Some(self.rng.index(nodes.len())),
                 false => other,
             };
+            // Without a draw, so that seeds keep their meaning where there is no guest.
+            self.turn += 1;
             match other {
+                Some(_) if network.has_guest(place) && self.turn.is_multiple_of(GUEST_EVERY) => scenario::guest(place),
                 Some(other) => nodes.swap_remove(other),
                 None => network.primary(place),
             }

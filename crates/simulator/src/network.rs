@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::Epoch;
+use base::rt::CancellationToken;
 use base::rt::simulation::{Sim, SimNode};
 use chain::Peer;
 use chain::order::Orderer;
@@ -106,6 +107,8 @@ pub struct Network {
     pub provider: SimProvider,
     /// Chooses primaries where compute nodes do not choose one themselves.
     pub failover: FailoverManager,
+    /// Ends the visits of compute nodes that come and go.
+    pub guests: CancellationToken,
 }
 
 impl Network {
@@ -131,6 +134,7 @@ impl Network {
             primary_memory: RunningRoles::default(),
             storage_nodes: RunningRoles::default(),
             failover: FailoverManager::default(),
+            guests: CancellationToken::new(),
         });
         for name in network.scenario.logs() {
             network.start_node(name, ordering::run_log_memory_node);
@@ -152,6 +156,9 @@ impl Network {
                     true => network.start_node(name, compute::run_compute_node_with_failover),
                     false => network.start_node(name, compute::run_compute_node),
                 }
+            }
+            if network.has_automatic_failover(place) {
+                network.start_node(scenario::guest(place), compute::run_guest);
             }
         }
         Ok(network)
@@ -216,6 +223,11 @@ impl Network {
             ComputeRole::Primary(epoch) => Some(epoch),
             ComputeRole::Follower | ComputeRole::Waiting => None,
         }
+    }
+
+    /// Whether a compute node joins a peer and leaves it now and then.
+    pub fn has_guest(&self, organization: usize) -> bool {
+        self.has_automatic_failover(organization) && !self.guests.is_cancelled()
     }
 
     /// Whether the compute nodes of a peer find out by themselves who is the primary.

@@ -60,6 +60,11 @@ pub fn standby(organization: usize) -> String {
     format!("peer{}-spare", organization + 1)
 }
 
+/// The compute node that joins a peer and leaves it.
+pub fn guest(organization: usize) -> String {
+    format!("peer{}-guest", organization + 1)
+}
+
 /// The storage node of a peer.
 pub fn storage(organization: usize) -> String {
     format!("peer{}-storage", organization + 1)

@@ -300,6 +300,7 @@ async fn drive(
     faults.await.map_err(|_| "the fault plan was aborted")?;
 
     drop(successions);
+    network.guests.cancel();
     network.heal();
     witness.log("everything is healed");
     if let Some(away) = network.scenario.unreachable_orderer() {

@@ -1,32 +1,38 @@
-//! Offloading: the primary of a peer has other compute nodes of the same peer verify signatures of a block.
+//! Offloading: the primary of a peer has the most idle compute node of the same peer verify the signatures of a block.
 //!
-//! FlexChain (section 4) validates a block on all compute nodes of a peer. Most of the cost is signatures and policies,
-//! which depend only on the transaction and on the channel's policies, so any compute node can check them. The primary
-//! itself parses everything else of a transaction, which is cheap, and checks conflicts. All these nodes belong to one
-//! organisation: the primary never uses a verdict of another organisation.
+//! FlexChain (section 3.2, steps 4 and 5) has the orderers send each block to the node of a peer that is the most idle.
+//! That node evaluates the endorsement policies, and sends the block with a bit for each transaction to the primary. Here
+//! the primary receives the block, sends it to the most idle node, and gets the verdicts back (docs/adr/0043). The work
+//! is the same: nearly all of the cost is signatures and policies, which depend only on the transaction and on the
+//! channel's policies, so any compute node can check them. The primary itself parses everything else of a transaction,
+//! which is cheap, and checks conflicts. All these nodes belong to one organisation: the primary never uses a verdict of
+//! another organisation.
 //!
-//! 1. A block's transactions are verified in chunks (`chain::commit::pipeline`). For each chunk the primary decides
-//!    whether to offload it ([`OffloadMode`](replica::offload::OffloadMode)). With `Never` it offloads no chunk. Otherwise, with `n`
-//!    followers, the primary keeps every `n + 1`th chunk. With `Idle` it also keeps every chunk while its
-//!    own cores are less than [`BUSY_PERCENT`](replica::offload::BUSY_PERCENT) busy, and asks no follower whose cores are more than [`IDLE_PERCENT`](replica::offload::IDLE_PERCENT) busy.
-//! 2. The primary sends the chunk's envelopes with the block's number, the position of the first envelope, and the
-//!    [digest](ChannelPolicies::digest) of its own channel policies ([`VerificationChunk`]), as a work item of
+//! 1. A block is one part; a block of more than [`PART_TRANSACTIONS_MAX`] transactions or
+//!    [`WORK_ITEM_BYTES_MAX`] bytes is several ([`parts`]). For each part
+//!    the primary decides whether to offload it, and to whom ([`OffloadConfig::reserve`]). With `Never` it offloads none.
+//!    With `Idle` a part goes to the most idle node: to a follower if, by the loads that both have measured, it is more
+//!    idle than the primary by [`IDLE_MARGIN_PERCENT`](replica::offload::IDLE_MARGIN_PERCENT) at least. With `Always` and
+//!    `n` followers, the primary keeps every `n + 1`th part.
+//! 2. The primary sends the part's envelopes with the block's number, the position of the first envelope, and the
+//!    [digest](ChannelPolicies::digest) of its own channel policies ([`VerificationPart`]), as a work item of
 //!    [`replica::followers::work`]. That module accepts an answer only if the follower holds a lease and has
 //!    followed to the primary's height.
-//! 3. The follower [verifies](crate::verify) each envelope by its own channel policies. It answers with one
-//!    [`SignatureVerdict`] per envelope, the digest of its own policies, the block's number and the position
-//!    ([`SignatureVerdicts`]).
-//! 4. The primary accepts the verdicts for this chunk if digest, number and position equal those of the request, and if
+//! 3. The follower [verifies](crate::verify) the envelopes by its own channel policies, on all of its cores
+//!    ([`verify_in_chunks`]). It answers with one [`SignatureVerdict`] per envelope, the digest of its own policies, the
+//!    block's number and the position ([`SignatureVerdicts`]).
+//! 4. The primary accepts the verdicts for this part if digest, number and position equal those of the request, and if
 //!    there is one verdict per transaction.
 //! 5. The primary verifies some of these transactions completely itself: every transaction whose verdict is not
-//!    [`SignatureVerdict::Valid`], one random transaction of the chunk, and each remaining transaction with a probability
+//!    [`SignatureVerdict::Valid`], one random transaction of each
+//!    [`SPOT_CHECK_GROUP`](replica::offload::SPOT_CHECK_GROUP), and each remaining transaction with a probability
 //!    of one in [`OffloadConfig::spot_check_one_in`]. The follower cannot know which ones. For the transactions that it
 //!    does not verify, the primary uses the verdict in place of the signatures ([`verify_with_verdict`]).
 //! 6. If a follower's verdict differs from the primary's own result, the follower lies or is broken. The primary discards
-//!    all verdicts of the follower on that chunk, sends it no more work until this process ends ([`liars`](replica::offload::OffloadCounts::liars)),
+//!    all verdicts of the follower on that part, sends it no more work until this process ends ([`liars`](replica::offload::OffloadCounts::liars)),
 //!    and reports it to the operator.
-//! 7. If the verdicts were rejected or discarded, or did not arrive within [`OFFLOAD_TIMEOUT`], the primary verifies the
-//!    whole chunk itself.
+//! 7. If the verdicts were rejected or discarded, or did not arrive within [`OFFLOAD_TIMEOUT`] and
+//!    [`OFFLOAD_TIMEOUT_PER_TRANSACTION`] for each transaction, the primary verifies the whole part itself.
 //!
 //! Which height a request names: the primary's current height, not that of the block's predecessor. Blocks are verified
 //! ahead, while their predecessors wait for the disk, so even the primary may not have reached the predecessor yet. The
@@ -37,19 +43,24 @@
 //! Invariants:
 //! * As long as the peer's own compute nodes do not lie, a block's verdict is the one that the primary would have reached
 //!   alone, regardless of which followers answered, and when.
-//! * A follower that lies makes no valid transaction invalid. The primary verifies each transaction of a chunk, which
-//!   has at most 16, with a probability of at least 1/16. With this probability a follower that calls a forged
+//! * A follower that lies makes no valid transaction invalid. The primary verifies each transaction with a
+//!   probability of at least 1/16. With this probability a follower that calls a forged
 //!   transaction valid is detected; an undetected forgery passes the signature checks. An operator who cannot accept
 //!   that sets [`OffloadConfig::spot_check_one_in`] to 1, or turns offloading off.
-//! * The primary waits for a follower at most [`OFFLOAD_TIMEOUT`] per chunk, and offloads each chunk at most once.
+//! * The primary waits for a follower within the time of step 7, and offloads each part at most once. A follower that is
+//!   lost or stands still costs its work and nothing else.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use base::rt::AbortOnDrop;
 use base::{Bytes, rt};
 use ledger::Hash;
-use replica::offload::{OFFLOAD_TIMEOUT, OffloadConfig};
+use replica::followers::work::WORK_ITEM_BYTES_MAX;
+use replica::load::LoadReport;
+use replica::offload::{OFFLOAD_TIMEOUT, OFFLOAD_TIMEOUT_PER_TRANSACTION, OffloadConfig};
 use replica::{WorkHandler, WorkPermit};
 use rules::access::{ChannelPolicies, CurrentPolicies};
 use wire::{Malformed, Reader, Writer};
@@ -57,68 +68,119 @@ use wire::{Malformed, Reader, Writer};
 use crate::events;
 use crate::verify::{SignatureVerdict, VerifiedTransaction, verify_transactions, verify_with_verdict};
 
-/// Steps 2 to 7 for a chunk that has a permit.
+/// The parts of a block whose envelopes have these lengths, by the positions of their transactions. Each has at most
+/// [`PART_TRANSACTIONS_MAX`] transactions and fits into a work item, unless it is one larger envelope.
+#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
+pub fn parts(envelopes: impl Iterator<Item = usize>) -> Vec<(Range<usize>, usize)> {
+    let mut parts: Vec<(Range<usize>, usize)> = Vec::new();
+    for (index, bytes) in envelopes.enumerate() {
+        let bytes = LENGTH_BYTES + bytes;
+        match parts.last_mut() {
+            Some((part, total)) if part.len() < PART_TRANSACTIONS_MAX && *total + bytes <= WORK_ITEM_BYTES_MAX => {
+                (part.end, *total) = (index + 1, *total + bytes);
+            }
+            _ => parts.push((index..index + 1, HEAD_BYTES + bytes)),
+        }
+    }
+    parts
+}
+
+/// Verifies transactions in chunks of [`VERIFY_CHUNK_TRANSACTIONS`], each in a task of its own, so that all cores take part.
+pub async fn verify_in_chunks(envelopes: &[Bytes], policies: &Arc<ChannelPolicies>) -> Vec<VerifiedTransaction> {
+    let policies = Arc::clone(policies);
+    in_chunks(envelopes, move |chunk: &[Bytes]| verify_transactions(chunk.iter().cloned(), &policies)).await
+}
+
+/// Runs `verify` on chunks of `all`, each in a task of its own; the results are in the order of `all`.
+async fn in_chunks<T, F>(all: &[T], verify: F) -> Vec<VerifiedTransaction>
+where
+    T: Clone + Send + 'static,
+    F: Fn(&[T]) -> Vec<VerifiedTransaction> + Clone + Send + 'static,
+{
+    let chunks = all.chunks(VERIFY_CHUNK_TRANSACTIONS);
+    if chunks.len() == 1 {
+        return verify(all);
+    }
+    let task = |chunk: &[T]| {
+        let (chunk, verify) = (chunk.to_vec(), verify.clone());
+        rt::spawn(async move { verify(&chunk) }).abort_on_drop()
+    };
+    let tasks: Vec<AbortOnDrop<Vec<VerifiedTransaction>>> = chunks.clone().map(task).collect();
+    let mut verified = Vec::with_capacity(all.len());
+    for (task, chunk) in tasks.into_iter().zip(chunks) {
+        // A task ends without a result only with the runtime, or by a defect that shows here as well.
+        verified.extend(task.await.unwrap_or_else(|_| verify(chunk)));
+    }
+    verified
+}
+
+/// Steps 2 to 7 for a part that has a permit.
 pub async fn verify_at_follower(
     config: &OffloadConfig,
     permit: WorkPermit,
-    chunk: &VerificationChunk,
-    policies: &ChannelPolicies,
+    part: &VerificationPart,
+    policies: &Arc<ChannelPolicies>,
 ) -> Vec<VerifiedTransaction> {
     let follower = Arc::clone(permit.follower());
-    let answer = permit.work(chunk.encode(), OFFLOAD_TIMEOUT).await;
-    let verdicts = answer.and_then(|answer| verdicts_for(chunk, answer));
-    match verdicts.and_then(|words| verify_offloaded(config, &follower, chunk, words, policies)) {
-        Some(examined) => examined,
-        None => {
-            events::TransactionsOffloadFailed.add(chunk.envelopes.len() as u64);
-            verify_transactions(chunk.envelopes.iter().cloned(), policies)
-        }
+    let count = u32::try_from(part.envelopes.len()).unwrap_or(u32::MAX);
+    let timeout = OFFLOAD_TIMEOUT.saturating_add(OFFLOAD_TIMEOUT_PER_TRANSACTION.saturating_mul(count));
+    let answer = permit.work(part.encode(), timeout).await;
+    if let Some(verdicts) = answer.and_then(|answer| verdicts_for(part, answer))
+        && let Some(verified) = verify_offloaded(config, &follower, part, verdicts, policies).await
+    {
+        return verified;
     }
+    events::TransactionsOffloadFailed.add(count.into());
+    verify_in_chunks(&part.envelopes, policies).await
 }
 
-/// Steps 5 and 6: the chunk, verified with a follower's verdicts; `None` if the follower has lied.
+/// Steps 5 and 6: the part, verified with a follower's verdicts; `None` if the follower has lied.
 #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-pub fn verify_offloaded(
+pub async fn verify_offloaded(
     config: &OffloadConfig,
     follower: &Arc<str>,
-    chunk: &VerificationChunk,
+    part: &VerificationPart,
     verdicts: Vec<SignatureVerdict>,
-    policies: &ChannelPolicies,
+    policies: &Arc<ChannelPolicies>,
 ) -> Option<Vec<VerifiedTransaction>> {
-    let doubted = config.choose_doubted(verdicts.iter().map(|verdict| *verdict == SignatureVerdict::Valid));
-    let of_doubted = chunk.envelopes.iter().zip(&doubted).filter(|(_, doubted)| **doubted);
-    let mut examined_here = verify_transactions(of_doubted.map(|(envelope, _)| envelope.clone()), policies).into_iter();
-    let mut all = Vec::with_capacity(verdicts.len());
-    for (((envelope, word), doubted), index) in chunk.envelopes.iter().zip(verdicts).zip(&doubted).zip(0..) {
-        if !doubted {
-            all.push(verify_with_verdict(envelope, policies, word));
-            continue;
-        }
-        let examined = examined_here.next().expect("all that are doubted were examined");
-        let found = examined.signature_verdict();
-        if found != word {
-            let (block, place): (u64, u64) = (chunk.block, u64::from(chunk.first) + index);
+    let are_doubted = config.choose_doubted(verdicts.iter().map(|verdict| *verdict == SignatureVerdict::Valid));
+    let all = || part.envelopes.iter().zip(&verdicts).zip(&are_doubted);
+    let doubted: Vec<Bytes> =
+        all().filter(|(_, doubted)| **doubted).map(|((envelope, _), _)| envelope.clone()).collect();
+    let mut verified_here = verify_in_chunks(&doubted, policies).await.into_iter();
+    let doubted_verdicts = (0_u64..).zip(all()).filter(|(_, (_, doubted))| **doubted);
+    for ((index, ((_, verdict), _)), verified) in doubted_verdicts.zip(verified_here.as_slice()) {
+        let found = verified.signature_verdict();
+        if found != *verdict {
+            let (block, place): (u64, u64) = (part.block, u64::from(part.first) + index);
             tracing::error!(
-                reader = &**follower, block, place, said = ?word, ?found,
+                reader = &**follower, block, place, said = ?verdict, ?found,
                 "another compute node of this peer lied about the signatures of a transaction; it is asked nothing more until \
                  this process ends. Take it out of the peer and find out who has its keys"
             );
             config.counts.distrust(follower);
             return None;
         }
-        all.push(examined);
     }
-    let doubted = doubted.iter().filter(|doubted| **doubted).count() as u64;
-    let borrowed = all.len() as u64 - doubted;
-    config.counts.add_offloaded(borrowed);
-    events::TransactionsOffloaded.add(borrowed);
-    events::TransactionsReverified.add(doubted);
-    Some(all)
+    let believed = all().filter(|(_, doubted)| !**doubted).map(|((envelope, verdict), _)| (envelope.clone(), *verdict));
+    let believed: Vec<(Bytes, SignatureVerdict)> = believed.collect();
+    let by = Arc::clone(policies);
+    let parse = move |chunk: &[(Bytes, SignatureVerdict)]| {
+        chunk.iter().map(|(envelope, verdict)| verify_with_verdict(envelope, &by, *verdict)).collect()
+    };
+    let mut parsed = in_chunks(&believed, parse).await.into_iter();
+    let next = |doubted: &bool| if *doubted { verified_here.next() } else { parsed.next() };
+    let verified = are_doubted.iter().filter_map(next).collect();
+    let offloaded = believed.len() as u64;
+    config.counts.add_offloaded(offloaded);
+    events::TransactionsOffloaded.add(offloaded);
+    events::TransactionsReverified.add(doubted.len() as u64);
+    Some(verified)
 }
 
-/// Consecutive envelopes of a block (docs/formats/followers.md).
+/// A part of a block: consecutive envelopes (docs/formats/followers.md).
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct VerificationChunk {
+pub struct VerificationPart {
     /// The digest of the channel policies by which to verify them.
     pub policies_digest: Hash,
     /// The block.
@@ -129,7 +191,7 @@ pub struct VerificationChunk {
     pub envelopes: Vec<Bytes>,
 }
 
-/// A follower's verdicts on a chunk.
+/// A follower's verdicts on a part.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SignatureVerdicts {
     /// The digest of the channel policies by which the follower verified.
@@ -144,49 +206,43 @@ pub struct SignatureVerdicts {
 
 /// The number of transactions that one task verifies: about a millisecond of signatures.
 pub const VERIFY_CHUNK_TRANSACTIONS: usize = 16;
+/// The largest number of transactions in a part.
+pub const PART_TRANSACTIONS_MAX: usize = 512;
 
 /// Bytes before the envelopes or the verdicts.
 const HEAD_BYTES: usize = 32 + 8 + 4;
-/// The largest number of envelopes in a chunk.
-const ENVELOPES_MAX: usize = 64;
-const _: () = assert!(VERIFY_CHUNK_TRANSACTIONS <= ENVELOPES_MAX);
 /// Bytes before each envelope.
 const LENGTH_BYTES: usize = 4;
-
-/// The length of a chunk's message.
-#[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
-pub fn chunk_bytes(envelopes: impl Iterator<Item = usize>) -> usize {
-    HEAD_BYTES + envelopes.map(|bytes| LENGTH_BYTES + bytes).sum::<usize>()
-}
 
 fn read_head(reader: &mut Reader<Bytes>) -> Result<(Hash, u64, u32), Malformed> {
     Ok((reader.array()?, reader.u64()?, reader.u32()?))
 }
 
-impl VerificationChunk {
-    /// The chunk's bytes, in the form that [`VerificationChunk::decode`] reads.
+impl VerificationPart {
+    /// The part's bytes, in the form that [`VerificationPart::decode`] reads.
     pub fn encode(&self) -> Bytes {
-        let mut writer = Writer::with_capacity(chunk_bytes(self.envelopes.iter().map(Bytes::len)));
+        let lengths = self.envelopes.iter().map(|envelope| LENGTH_BYTES.saturating_add(envelope.len()));
+        let mut writer = Writer::with_capacity(lengths.fold(HEAD_BYTES, usize::saturating_add));
         writer.put(&self.policies_digest).u64(self.block).u32(self.first);
         self.envelopes.iter().fold(&mut writer, |writer, envelope| writer.long(envelope)).done()
     }
 
-    /// Reads a chunk. Its envelopes share the message's memory.
+    /// Reads a part. Its envelopes share the message's memory.
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn decode(bytes: Bytes) -> Result<VerificationChunk, Malformed> {
+    pub fn decode(bytes: Bytes) -> Result<VerificationPart, Malformed> {
         let mut reader = Reader::new(bytes);
         let (policies_digest, block, first) = read_head(&mut reader)?;
         // Each envelope takes four bytes at least.
-        let mut envelopes = Vec::with_capacity(ENVELOPES_MAX.min(reader.left() / LENGTH_BYTES));
+        let mut envelopes = Vec::with_capacity(PART_TRANSACTIONS_MAX.min(reader.left() / LENGTH_BYTES));
         while !reader.is_empty() {
-            if envelopes.len() == ENVELOPES_MAX {
-                return Err(reader.malformed("it has more envelopes than a chunk"));
+            if envelopes.len() == PART_TRANSACTIONS_MAX {
+                return Err(reader.malformed("it has more envelopes than a part"));
             }
             envelopes.push(reader.long(usize::MAX)?);
         }
-        Ok(VerificationChunk { policies_digest, block, first, envelopes })
+        Ok(VerificationPart { policies_digest, block, first, envelopes })
     }
 }
 
@@ -211,22 +267,22 @@ impl SignatureVerdicts {
             2 => Ok(SignatureVerdict::Valid),
             _ => Err(reader.malformed("an unknown verdict")),
         };
-        if reader.left() > ENVELOPES_MAX {
-            return Err(reader.malformed("it has more verdicts than a chunk has envelopes"));
+        if reader.left() > PART_TRANSACTIONS_MAX {
+            return Err(reader.malformed("it has more verdicts than a part has envelopes"));
         }
         let words = reader.peek().iter().map(|byte| word(*byte)).collect::<Result<_, _>>()?;
         Ok(SignatureVerdicts { rules, block, first, verdicts: words })
     }
 }
 
-/// Step 4: the verdicts of an answer, if they belong to this chunk and the follower used the same channel policies.
-fn verdicts_for(chunk: &VerificationChunk, answer: Bytes) -> Option<Vec<SignatureVerdict>> {
+/// Step 4: the verdicts of an answer, if they belong to this part and the follower used the same channel policies.
+fn verdicts_for(part: &VerificationPart, answer: Bytes) -> Option<Vec<SignatureVerdict>> {
     let words = SignatureVerdicts::decode(answer)
         .inspect_err(|error| tracing::warn!(%error, "a reader says what it must not"))
         .ok()?;
-    let answers = (words.rules, words.block, words.first) == (chunk.policies_digest, chunk.block, chunk.first);
+    let answers = (words.rules, words.block, words.first) == (part.policies_digest, part.block, part.first);
     let counts = answers || rt::fault_point("chain.offload.mutant.unchecked");
-    (counts && words.verdicts.len() == chunk.envelopes.len()).then_some(words.verdicts)
+    (counts && words.verdicts.len() == part.envelopes.len()).then_some(words.verdicts)
 }
 
 /// A follower that verifies for the primary: step 3.
@@ -244,28 +300,29 @@ impl VerificationWorker {
 
 #[async_trait]
 impl WorkHandler for VerificationWorker {
-    fn load(&self) -> u8 {
-        self.config.meter.percent()
+    fn load(&self) -> LoadReport {
+        self.config.load.report()
     }
 
     #[allow(clippy::arithmetic_side_effects, reason = "on numbers that this process made or has checked")]
     async fn work(&self, work_item: Bytes) -> Option<Bytes> {
-        let chunk = VerificationChunk::decode(work_item)
+        let _queued = self.config.load.enter();
+        let part = VerificationPart::decode(work_item)
             .inspect_err(|error| tracing::warn!(%error, "a piece of work is none"))
             .ok()?;
         if rt::fault_point("chain.offload.late") {
             rt::sleep(OFFLOAD_TIMEOUT.mul_f64(3.0 * rt::random_below(1000) as f64 / 1000.0)).await;
         }
         let policies = self.policies.get();
-        if *policies.digest() != chunk.policies_digest {
+        if *policies.digest() != part.policies_digest {
             // The primary is about to change the configuration, or has changed it since this node looked.
             return None;
         }
-        let examined = verify_transactions(chunk.envelopes.iter().cloned(), &policies);
+        let examined = verify_in_chunks(&part.envelopes, &policies).await;
         let words: Vec<SignatureVerdict> = examined.iter().map(VerifiedTransaction::signature_verdict).collect();
         let count = words.len() as u64;
         let mut answer =
-            SignatureVerdicts { rules: *policies.digest(), block: chunk.block, first: chunk.first, verdicts: words };
+            SignatureVerdicts { rules: *policies.digest(), block: part.block, first: part.first, verdicts: words };
         // A simulation may make the follower wrong: with another configuration, with an answer for another block, or
         // lying.
         if rt::fault_point("chain.offload.other_policies") {
@@ -291,9 +348,9 @@ impl WorkHandler for VerificationWorker {
 mod tests {
     use super::*;
 
-    fn chunk() -> VerificationChunk {
+    fn part() -> VerificationPart {
         let envelopes = ["one", "", "three"].map(|text| Bytes::from_static(text.as_bytes())).to_vec();
-        VerificationChunk { policies_digest: [7; 32], block: 5, first: 16, envelopes }
+        VerificationPart { policies_digest: [7; 32], block: 5, first: 16, envelopes }
     }
 
     fn words() -> SignatureVerdicts {
@@ -308,13 +365,29 @@ mod tests {
     #[test]
     fn messages_have_the_documented_bytes_and_are_read_again() {
         let head = [&[7; 32][..], b"\x05\0\0\0\0\0\0\0\x10\0\0\0"].concat();
-        let encoded = chunk().encode();
+        let encoded = part().encode();
         assert_eq!(encoded[..], [&head[..], b"\x03\0\0\0one\0\0\0\0\x05\0\0\0three"].concat());
-        assert_eq!(encoded.len(), chunk_bytes(chunk().envelopes.iter().map(Bytes::len)));
-        assert_eq!(VerificationChunk::decode(encoded), Ok(chunk()));
+        let lengths = part().envelopes.iter().map(Bytes::len).collect::<Vec<_>>();
+        assert_eq!(parts(lengths.into_iter()), vec![(0..3, encoded.len())]);
+        assert_eq!(VerificationPart::decode(encoded), Ok(part()));
         let encoded = words().encode();
         assert_eq!(encoded[..], [&head[..], b"\x02\0\x01"].concat());
         assert_eq!(SignatureVerdicts::decode(encoded), Ok(words()));
+    }
+
+    #[test]
+    fn a_block_is_one_part_unless_it_is_large() {
+        let ends = |lengths: &[usize]| -> Vec<usize> {
+            parts(lengths.iter().copied()).into_iter().map(|(range, _)| range.end).collect()
+        };
+        assert_eq!(ends(&[]), [0; 0]);
+        assert_eq!(ends(&[4_000; 200]), [200]);
+        assert_eq!(ends(&[100; 1_100]), [512, 1_024, 1_100]);
+        assert_eq!(ends(&[600_000, 600_000, 10]), [1, 3]);
+        assert_eq!(ends(&[10, 2 << 20, 10]), [1, 2, 3], "the one that fits into no work item is alone");
+        for (range, bytes) in parts([300_000; 20].into_iter()) {
+            assert!(bytes <= WORK_ITEM_BYTES_MAX && range.len() == 3 || range.end == 20, "{range:?}");
+        }
     }
 
     proptest::proptest! {
@@ -326,8 +399,8 @@ mod tests {
             let framed = lengths.iter().flat_map(|length| [*length, 0, 0, 0].into_iter().chain(bytes.iter().copied().take(9)));
             for bytes in [bytes.clone(), [0; HEAD_BYTES].into_iter().chain(framed).collect()] {
                 let bytes = Bytes::from(bytes);
-                if let Ok(chunk) = VerificationChunk::decode(bytes.clone()) {
-                    proptest::prop_assert_eq!(chunk.encode(), bytes.clone());
+                if let Ok(part) = VerificationPart::decode(bytes.clone()) {
+                    proptest::prop_assert_eq!(part.encode(), bytes.clone());
                 }
                 if let Ok(words) = SignatureVerdicts::decode(bytes.clone()) {
                     proptest::prop_assert_eq!(words.encode(), bytes);
@@ -342,7 +415,7 @@ mod tests {
         let change = |change: Change| {
             let mut words = words();
             change(&mut words);
-            verdicts_for(&chunk(), words.encode())
+            verdicts_for(&part(), words.encode())
         };
         assert_eq!(change(|_| {}), Some(words().verdicts));
         let others: [(&str, Change); 5] = [
@@ -355,6 +428,6 @@ mod tests {
         for (what, other) in others {
             assert_eq!(change(other), None, "{what}");
         }
-        assert_eq!(verdicts_for(&chunk(), Bytes::from_static(b"none at all")), None);
+        assert_eq!(verdicts_for(&part(), Bytes::from_static(b"none at all")), None);
     }
 }

@@ -7,7 +7,8 @@
 //!    the first one that is missing. The stage parses each block and checks that it continues the chain (number and
 //!    hash), that the hash of its data equals the data hash in its header, and that it is signed as the channel's
 //!    policy requires. If a check fails, the connection ends, and the peer asks another orderer.
-//! 2. **Verify**: the block's transactions are split into chunks, and a separate task verifies the signatures and
+//! 2. **Verify** ([`verifying`]): the block goes to the most idle compute node of the peer ([`validation::offload`]).
+//!    There its transactions are split into chunks, and a separate task verifies the signatures and
 //!    policies of each chunk ([`validation::verify`]). Up to [`pipeline::VERIFIED_AHEAD_MAX`] blocks are verified
 //!    ahead.
 //! 3. **Validate**: in the order of blocks, the stage finds duplicates, checks policies of keys and conflicts against
@@ -49,6 +50,7 @@ pub mod delivery;
 pub mod pipeline;
 pub mod recent;
 pub mod replay;
+mod verifying;
 pub mod waiters;
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::rt::channel::{Receiver, Sender, bounded};
-use base::rt::{AbortOnDrop, CancellationToken, Instant, Task};
+use base::rt::{CancellationToken, Instant, Task};
 use base::{BlockNumber, Bytes, ErrorKind, TxId, rt};
 use futures_util::future::{Either, select};
 use ledger::Code;
@@ -26,12 +26,12 @@ use storage::blocks::{Blocks, NO_PREVIOUS, NewBlock};
 use super::context::{ChainTip, CommitContext};
 use super::recent::CommittedBlock;
 use super::replay::{derived_updates, stored_updates};
+use super::verifying::{VerifyingTransactions, verified};
 use crate::fault::{StallReasons, hold_up, retry_backoff, run_stage};
 use crate::{Error, events};
-use validation::block::{BlockRules, BlockVerdict, ConflictCheckMode, validate_block};
+use validation::block::{BlockRules, BlockVerdict, validate_block};
 use validation::known_rows::KnownRows;
-use validation::offload::{VERIFY_CHUNK_TRANSACTIONS, VerificationChunk, chunk_bytes, verify_at_follower};
-use validation::verify::{VerifiedTransaction, verify_transactions};
+use validation::verify::VerifiedTransaction;
 use validation::view::BlockStateView;
 
 /// The largest number of blocks that wait for stage 3 while their transactions are verified.
@@ -45,14 +45,7 @@ const STOP_TIME_MAX: Duration = Duration::from_secs(10);
 struct VerifyingBlock {
     block: Block,
     received: Instant,
-    chunks: VerifyingChunks,
-}
-
-/// The transactions of a block, while they are being verified.
-struct VerifyingChunks {
-    /// The policies by which they are verified.
-    policies: Arc<ChannelPolicies>,
-    chunks: Vec<AbortOnDrop<Vec<VerifiedTransaction>>>,
+    transactions: VerifyingTransactions,
 }
 
 /// A block that was validated and appended.
@@ -93,8 +86,8 @@ impl CommitPipeline {
     /// [`Error::Stopped`].
     pub async fn offer(&self, block: Block) -> Result<(), Error> {
         let (number, may_change_policies) = (block.number().get(), holds_config(&block));
-        let chunks = verify_chunks(&block, &self.context);
-        let verifying = VerifyingBlock { block, received: rt::now(), chunks };
+        let transactions = VerifyingTransactions::start(&block, &self.context);
+        let verifying = VerifyingBlock { block, received: rt::now(), transactions };
         let sent = self.context.stop().run_until_cancelled(self.verifying.send(verifying)).await;
         sent.ok_or(Error::Stopped)?.map_err(|_| Error::Stopped)?;
         if may_change_policies {
@@ -155,59 +148,6 @@ fn next_config(
     Ok(Some(current.under(Arc::new(config))))
 }
 
-fn verify_chunks(block: &Block, context: &CommitContext) -> VerifyingChunks {
-    let mut chunks = Vec::with_capacity(block.len().div_ceil(VERIFY_CHUNK_TRANSACTIONS));
-    let (mut start, in_force) = (0, context.validating.get());
-    while start < block.len() {
-        let end = (start + VERIFY_CHUNK_TRANSACTIONS).min(block.len());
-        let (block, policies, offload) = (block.clone(), in_force.clone(), context.settings.offload.clone());
-        let bytes = || chunk_bytes((start..end).map(|index| block.envelope(index).len()));
-        let permit = context.primary.as_deref().and_then(|primary| offload.reserve(primary, bytes));
-        let wants_footprints = context.settings.conflicts != ConflictCheckMode::Sequential;
-        let chunk = async move {
-            let envelopes = (start..end).map(|index| block.envelope(index));
-            let mut verified = match permit {
-                None => verify_transactions(envelopes, &policies),
-                Some(permit) => {
-                    let (envelopes, block) = (envelopes.collect(), block.number().get());
-                    let policies_digest = *policies.digest();
-                    let chunk = VerificationChunk { policies_digest, block, first: start as u32, envelopes };
-                    verify_at_follower(&offload, permit, &chunk, &policies).await
-                }
-            };
-            if wants_footprints {
-                verified.iter_mut().for_each(VerifiedTransaction::find_footprint);
-            }
-            verified
-        };
-        chunks.push(rt::spawn(chunk).abort_on_drop());
-        start = end;
-    }
-    VerifyingChunks { policies: in_force, chunks }
-}
-
-/// The verified transactions of a block. Verification runs ahead of validation, so an earlier block may have changed a
-/// definition since this one was verified. Then all its transactions are verified again.
-async fn verified(
-    block: &Block,
-    mut verifying: VerifyingChunks,
-    context: &CommitContext,
-) -> Result<Vec<VerifiedTransaction>, Error> {
-    loop {
-        let VerifyingChunks { policies, chunks } = verifying;
-        let is_in_force = *policies.digest() == *context.validating.get().digest();
-        if is_in_force || rt::fault_point("chain.commit.mutant.keeps_verdicts") {
-            let mut verified = Vec::with_capacity(block.len());
-            for chunk in chunks {
-                verified.extend(chunk.await.map_err(|_| Error::Stopped)?);
-            }
-            return Ok(verified);
-        }
-        events::BlocksVerifiedAgain.add(1);
-        verifying = verify_chunks(block, context);
-    }
-}
-
 /// Stage 3.
 async fn validate_blocks(
     context: Arc<CommitContext>,
@@ -217,10 +157,10 @@ async fn validate_blocks(
 ) -> Result<(), Error> {
     let (mut pending, mut known) = (PendingBatches::new(), KnownRows::default());
     while let Some(Some(verifying)) = context.stop().run_until_cancelled(to_validate.recv()).await {
-        let VerifyingBlock { block, received, chunks } = verifying;
+        let VerifyingBlock { block, received, transactions: verifying } = verifying;
         let number = block.number().get();
         assert_eq!(number, tip.height, "blocks were received in order");
-        let mut examined = verified(&block, chunks, &context).await?;
+        let mut examined = verified(&block, verifying, &context).await?;
         events::VerifyTime.record_since(received);
 
         let started = rt::now();

@@ -7,5 +7,5 @@ mod running;
 mod setup;
 
 pub use followed::FollowedChannel;
-pub use running::{ActivePrimary, ComputeNode};
+pub use running::{ActivePrimary, ComputeNode, DRAIN_MAX, DRAIN_MIN};
 pub use setup::{ComputeNodeSetup, PeerMemory};

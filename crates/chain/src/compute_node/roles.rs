@@ -10,6 +10,8 @@ use base::{Epoch, ErrorKind};
 use replica::failover::{
     FollowedPeer, PeerError, PeerRoles, PrimaryLocator, PrimaryPeer, PrimaryRole, ReplicatedState,
 };
+use replica::followers::message::Announcement;
+use replica::load::{NodeAddresses, ReportedNode};
 use replica::{FailoverTimeouts, FindPrimary, WorkHandler};
 use rules::access::{ChannelPolicies, CurrentPolicies};
 use state::disaggregated::followers::FollowerEnvironment;
@@ -66,6 +68,8 @@ impl PeerRoles for ChannelRoles {
         let environment = PeerEnvironment {
             locator,
             verification_worker: Arc::new(VerificationWorker::new(self.policies.clone(), offload)),
+            addresses: self.options.addresses.clone(),
+            processors: self.options.settings.commit.offload.load.processors().clone(),
             memory: self.options.memory.clone(),
             remote: self.remote(Epoch(0)),
         };
@@ -87,7 +91,7 @@ impl PeerRoles for ChannelRoles {
         let peer = Peer::open(PeerSetup {
             name: options.name.clone(),
             signer: options.signer.clone(),
-            stores: Arc::new(PrimaryStores { stores, channel: self.channel().to_owned(), role }),
+            stores: Arc::new(PrimaryStores { stores, channel: self.channel().to_owned(), role: role.clone() }),
             registry: options.registry.clone(),
             definitions: options.definitions.clone(),
             orderers: options.orderers.clone(),
@@ -98,7 +102,7 @@ impl PeerRoles for ChannelRoles {
         let channel = peer.join(&options.genesis).await?;
         let found = opened.found.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let (state, rows) = found.ok_or(Error::Stopped)?;
-        Ok(CommittingPeer { peer, channel, state, rows })
+        Ok(CommittingPeer { peer, channel, state, rows, role })
     }
 
     async fn close_memory(&self) {
@@ -125,6 +129,8 @@ struct PeerEnvironment {
     locator: Arc<PrimaryLocator>,
     /// Verifies signatures for the primary.
     verification_worker: Arc<VerificationWorker>,
+    addresses: NodeAddresses,
+    processors: Arc<str>,
     memory: Arc<dyn PeerMemory>,
     remote: RemoteStoreConfig,
 }
@@ -137,6 +143,11 @@ impl FindPrimary for PeerEnvironment {
 
     fn work_handler(&self) -> Option<Arc<dyn WorkHandler>> {
         Some(self.verification_worker.clone())
+    }
+
+    fn announcement(&self) -> Announcement {
+        let processors = self.processors.to_string();
+        Announcement { addresses: self.addresses.clone(), processors, is_draining: false }
     }
 }
 
@@ -221,9 +232,15 @@ pub(super) struct CommittingPeer {
     channel: Arc<Channel>,
     state: Weak<Disaggregated>,
     rows: Arc<dyn StateStore>,
+    role: Arc<PrimaryRole>,
 }
 
 impl CommittingPeer {
+    /// The followers, as they have reported themselves.
+    pub(super) fn reported(&self) -> Vec<ReportedNode> {
+        self.role.reported()
+    }
+
     pub(super) fn peer(&self) -> &Arc<Peer> {
         &self.peer
     }

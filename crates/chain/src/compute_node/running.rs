@@ -1,15 +1,17 @@
 //! A running compute node: it follows the primary of its peer or is the primary.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
-use base::{Bytes, Epoch, ErrorKind};
+use base::{Bytes, Epoch, ErrorKind, rt};
 use identity::SignatureVerifier;
 use ledger::ChannelConfig;
 use proto::discovery::Peer as Description;
 use proto::protos::{ProposalResponse, Response};
 use replica::failover;
 use replica::failover::{ActiveRole, ComputeNodeConfig, ComputeRole, FailoverSample, PeerAddresses, ServingRole};
+use replica::load::{NodeLoad, ReportedNode};
 use replica::offload::OffloadCounts;
 use rules::access::ChannelPolicies;
 use state::Disaggregated;
@@ -20,6 +22,13 @@ use crate::endorse::{Endorse, EndorseError, Endorser, EndorsingChannel, Endorsin
 use crate::peer::define;
 use crate::view::{ChannelView, PeerView};
 use crate::{Channel, Error, Peer};
+
+/// How long a follower that drains goes on answering at least: gateways learn of it within this time.
+pub const DRAIN_MIN: Duration = Duration::from_millis(300);
+/// How long it waits for what it has accepted.
+pub const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// How often it checks whether it is done.
+const DRAIN_PERIOD: Duration = Duration::from_millis(10);
 
 /// A compute node that is the primary.
 #[derive(Clone)]
@@ -70,6 +79,7 @@ impl ComputeNode {
         define(&options.registry, &mut options.definitions);
         // The caller may give the same settings to several nodes; each node counts for itself.
         options.settings.commit.offload.counts = Arc::default();
+        options.settings.commit.offload.load = options.settings.commit.offload.load.of_another_node();
         let config = Arc::new(ChannelConfig::from_block(&options.genesis)?);
         let policies = ChannelPolicies::new(config, options.definitions.clone())?;
         let policies =
@@ -154,11 +164,33 @@ impl ComputeNode {
         }
     }
 
-    /// Stops the node. A primary finishes the blocks that it has validated, and makes them durable.
+    /// Has a follower get nothing new, and returns once it has answered everything that it had accepted: after
+    /// [`DRAIN_MIN`], so that gateways have learnt of it, and [`DRAIN_MAX`] at the latest. It goes on answering. A
+    /// primary returns at once, and so does a node that ceases to follow meanwhile.
+    pub async fn drain(&self) {
+        let ServingRole::Following(channel) = self.node.serving() else { return };
+        channel.follower().drain();
+        let since = rt::now();
+        let follows = || matches!(self.node.serving(), ServingRole::Following(_));
+        while follows() && (since.elapsed() < DRAIN_MIN || (self.load().queued() > 0 && since.elapsed() < DRAIN_MAX)) {
+            rt::sleep(DRAIN_PERIOD).await;
+        }
+    }
+
+    /// How loaded the node is.
+    fn load(&self) -> &NodeLoad {
+        &self.node.roles().setup().settings.commit.offload.load
+    }
+
+    /// Stops the node. A primary finishes the blocks that it has validated, and makes them durable. A follower answers
+    /// nothing from the moment of the call, and no block has to wait for it.
     ///
     /// # Errors
     /// The primary's errors; the node has stopped nevertheless.
     pub async fn stop(&self) -> Result<(), Error> {
+        if let ServingRole::Following(channel) = self.node.serving() {
+            channel.follower().leave().await;
+        }
         self.node.stop().await;
         Ok(())
     }
@@ -197,15 +229,34 @@ impl PeerView for ComputeNode {
     fn knows_channels(&self) -> bool {
         !self.channels().is_empty()
     }
+
+    /// The primary's knowledge: its own load first, then its followers'.
+    fn nodes(&self) -> Vec<ReportedNode> {
+        let ServingRole::Primary(session) = self.node.serving() else { return Vec::new() };
+        if !session.is_seen() {
+            return Vec::new();
+        }
+        let setup = self.node.roles().setup();
+        let own = ReportedNode {
+            name: setup.name.as_str().into(),
+            addresses: setup.addresses.clone(),
+            load: self.load().report(),
+            age: Duration::ZERO,
+            is_draining: false,
+        };
+        std::iter::once(own).chain(session.peer().reported()).collect()
+    }
 }
 
 #[async_trait]
 impl Endorse for ComputeNode {
     async fn process(&self, signed_proposal: Bytes) -> Result<ProposalResponse, EndorseError> {
+        let _queued = self.load().enter();
         self.endorser.process(signed_proposal).await.map_err(|error| self.unavailable(error))
     }
 
     async fn evaluate(&self, signed_proposal: Bytes) -> Result<Response, EndorseError> {
+        let _queued = self.load().enter();
         self.endorser.evaluate(signed_proposal).await.map_err(|error| self.unavailable(error))
     }
 

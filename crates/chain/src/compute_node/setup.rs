@@ -10,6 +10,7 @@ use contract::ContractRegistry;
 use identity::Signer;
 use ledger::Block;
 use replica::FailoverTimeouts;
+use replica::load::NodeAddresses;
 use state::DisaggregatedConfig;
 use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
 use storage::WatermarkFile;
@@ -61,10 +62,12 @@ pub struct ComputeNodeSetup {
     pub storage: String,
     /// The token that the storage node requires.
     pub token: Bytes,
-    /// Where this node answers the others while it is the primary.
-    pub address: String,
-    /// Where the other compute nodes answer while they are the primary.
+    /// Where this node answers the others while it is the primary; `None` if it never becomes the primary.
+    pub address: Option<String>,
+    /// Where the other candidates answer while they are the primary.
     pub others: Vec<String>,
+    /// Where this node answers gateways, for the primary to tell them.
+    pub addresses: NodeAddresses,
     /// The node's durable note of how far the channel has come. The node does not take over if the storage node has
     /// less than the note.
     pub watermark: Option<Arc<WatermarkFile>>,

@@ -13,6 +13,7 @@ use ledger::wire::{FieldValue, Fields, Span};
 use ordered_log::CpuNodeId;
 use prost::Message as _;
 use proto::common::Status;
+use replica::load::{NodeAddresses, ReportedNode};
 use rules::access::ChannelPolicies;
 use rules::definitions::LedgerDefinitions;
 use wire::hello::{self, HelloAnswer};
@@ -105,7 +106,7 @@ fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PeerRequest {
     /// The request; `None` if the caller sent none that is known here.
-    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(oneof = "Ask", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
     pub ask: Option<Ask>,
 }
 
@@ -152,6 +153,55 @@ pub enum Ask {
     /// `discovery.Peer`.
     #[prost(string, tag = "13")]
     Describe(String),
+    /// The compute nodes of the peer, answered with a [`NodesResponse`].
+    #[prost(message, tag = "14")]
+    Nodes(NodesRequest),
+}
+
+/// Asks for the compute nodes of a peer.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub struct NodesRequest {}
+
+/// The compute nodes of a peer; none from a node that is not its primary.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodesResponse {
+    /// At most [`NODES_MAX`](replica::NODES_MAX) count.
+    #[prost(message, repeated, tag = "1")]
+    pub nodes: Vec<NodeReport>,
+}
+
+/// A compute node and its load.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct NodeReport {
+    /// Where it answers the caller; empty if it does not say.
+    #[prost(string, tag = "1")]
+    pub address: String,
+    /// How busy its cores are, in percent.
+    #[prost(uint32, tag = "2")]
+    pub percent: u32,
+    /// What it has accepted and not answered.
+    #[prost(uint32, tag = "3")]
+    pub queued: u32,
+    /// The age of the report in milliseconds.
+    #[prost(uint32, tag = "4")]
+    pub age_ms: u32,
+    /// Whether it is about to leave.
+    #[prost(bool, tag = "5")]
+    pub is_draining: bool,
+}
+
+impl NodesResponse {
+    /// Of nodes with the addresses at which they answer the caller; those without one are left out.
+    pub fn of(nodes: Vec<ReportedNode>, address: impl Fn(NodeAddresses) -> String) -> NodesResponse {
+        let report = |node: ReportedNode| NodeReport {
+            percent: node.load.percent.into(),
+            queued: node.load.queued.into(),
+            age_ms: u32::try_from(node.age.as_millis()).unwrap_or(u32::MAX),
+            is_draining: node.is_draining,
+            address: address(node.addresses),
+        };
+        NodesResponse { nodes: nodes.into_iter().map(report).filter(|node| !node.address.is_empty()).collect() }
+    }
 }
 
 /// The first message of a link.

@@ -12,12 +12,14 @@ use base::{Bytes, ChannelId, ErrorKind};
 use ledger::{ChannelConfig, Hash};
 use proto::discovery::Peer;
 use proto::protos::{ProposalResponse, Response};
+use replica::NODES_MAX;
 use rules::access::ChannelPolicies;
 use rules::definitions::ContractDefinitions;
 
 use super::channel::{PeerConnection, RemoteChannel, send_request};
 use super::messages::{
-    Ask, BlockAt, CommitHashResponse, CommitNotification, ConfigResponse, Hello, ResultResponse, Welcome, decode,
+    Ask, BlockAt, CommitHashResponse, CommitNotification, ConfigResponse, Hello, NodeReport, NodesRequest,
+    NodesResponse, ResultResponse, Welcome, decode,
 };
 use super::{
     BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
@@ -89,6 +91,22 @@ impl RemotePeer {
         match answer.number <= number {
             true => Ok(Some((answer.number, hash))),
             false => Err(malformed(&"it is of a later block than was asked for")),
+        }
+    }
+
+    /// The compute nodes of the peer, with where they answer and how loaded they are; none if the node at the other end
+    /// is not the primary.
+    ///
+    /// # Errors
+    /// If the peer cannot be asked; peers of earlier releases reject the request.
+    pub async fn nodes(&self) -> Result<Vec<NodeReport>, Error> {
+        let connection = &self.shared.connection;
+        let answer = connection.request(Ask::Nodes(NodesRequest {})).await?;
+        let answer: NodesResponse =
+            decode(answer).map_err(|error| connection.malformed("a list of compute nodes", &error))?;
+        match answer.nodes.len() <= NODES_MAX {
+            true => Ok(answer.nodes),
+            false => Err(connection.malformed("a list of compute nodes", &format!("it has more than {NODES_MAX}"))),
         }
     }
 

@@ -11,8 +11,8 @@ use futures_util::future::{Either, select};
 use prost::Message as _;
 
 use super::messages::{
-    Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, CommittedTx, ConfigResponse, PeerRequest,
-    RemoteFailure, ResultResponse, StatusResponse, TransactionStatus, decode,
+    Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, CommittedTx, ConfigResponse, NodesRequest,
+    NodesResponse, PeerRequest, RemoteFailure, ResultResponse, StatusResponse, TransactionStatus, decode,
 };
 use super::private_messages::{
     PrivateBlock, PrivateBlockResponse, PrivatePull, PrivatePullResponse, PrivatePush, ProvidedSet,
@@ -27,7 +27,8 @@ use crate::view::{ChannelView, PeerView};
 pub enum ServiceScope {
     /// All requests: a gateway of the same organisation.
     Own,
-    /// Running proposals and comparing commit hashes: gateways of other organisations.
+    /// Running proposals, comparing commit hashes, and where the peer's compute nodes answer: gateways of other
+    /// organisations.
     Others,
 }
 
@@ -140,6 +141,12 @@ impl<P: PeerView + Endorse + HostsChannels> PeerServer<P> {
                 Err(rejected("this request needs the name of its link".to_owned()))
             }
             Ask::Broadcast(_) => Err(rejected("this is a peer; broadcasts go to orderers".to_owned())),
+            Ask::Nodes(NodesRequest {}) => {
+                Ok(body(&NodesResponse::of(self.peer.nodes(), |addresses| match self.scope {
+                    ServiceScope::Own => addresses.own,
+                    ServiceScope::Others => addresses.others,
+                })))
+            }
             Ask::Commit(BlockAt { channel, number }) => {
                 let channel = self.channel(&channel)?;
                 let height = channel.height();

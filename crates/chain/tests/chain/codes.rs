@@ -25,7 +25,7 @@ use ledger::lifecycle::ContractDefinition;
 use ledger::rwset::{KEY_BYTES_MAX, ReadWriteSetRecorder};
 use rules::access::ChannelPolicies;
 use rules::definitions::{ContractDefinitions, by_channel_policy};
-use validation::offload::{VerificationChunk, verify_offloaded};
+use validation::offload::{VerificationPart, verify_offloaded};
 use validation::verify::{
     SignatureVerdict, VerifiedTransaction, genuine_endorsers, verify_transactions, verify_transactions_as,
     verify_with_verdict,
@@ -484,7 +484,7 @@ fn a_reader_that_lies_is_found_out_in_both_directions() {
     const PIECES: usize = 200;
     let run = Simulation::new(7).run(|_| async {
         let consortium = Consortium::create(ConsortiumConfig::seeded(2, EndorsementRule::All));
-        let rules = rules(&consortium);
+        let rules = Arc::new(rules(&consortium));
         let right = Craft::right(&consortium).build();
         let mut forged = Craft::right(&consortium);
         forged.change("endorsers=peer0");
@@ -493,7 +493,7 @@ fn a_reader_that_lies_is_found_out_in_both_directions() {
         // One transaction of sixteen is forged, the others are valid.
         let chunk = |forged_at: usize| {
             let envelopes = (0..16).map(|index| if index == forged_at { forged.clone() } else { right.clone() });
-            VerificationChunk { policies_digest: *rules.digest(), block: 5, first: 0, envelopes: envelopes.collect() }
+            VerificationPart { policies_digest: *rules.digest(), block: 5, first: 0, envelopes: envelopes.collect() }
         };
         let honest = |forged_at: usize| {
             let mut words = vec![SignatureVerdict::Valid; 16];
@@ -502,12 +502,13 @@ fn a_reader_that_lies_is_found_out_in_both_directions() {
         };
         let verdicts =
             |examined: &[VerifiedTransaction]| examined.iter().map(|one| one.endorsement).collect::<Vec<_>>();
-        let judged =
-            |borrowing: &OffloadConfig, at, words| verify_offloaded(borrowing, &reader, &chunk(at), words, &rules);
+        let judged = async |borrowing: &OffloadConfig, at, words| {
+            verify_offloaded(borrowing, &reader, &chunk(at), words, &rules).await
+        };
 
         let borrowing = OffloadConfig::default();
         for piece in 0..PIECES {
-            let examined = judged(&borrowing, piece % 16, honest(piece % 16)).expect("it says what is so");
+            let examined = judged(&borrowing, piece % 16, honest(piece % 16)).await.expect("it says what is so");
             let own: Vec<_> = verify_transactions(chunk(piece % 16).envelopes, &rules);
             assert_eq!(verdicts(&examined), verdicts(&own));
         }
@@ -527,17 +528,18 @@ fn a_reader_that_lies_is_found_out_in_both_directions() {
             let borrowing = OffloadConfig { spot_check_one_in: u32::MAX, ..OffloadConfig::default() };
             let mut words = honest(0);
             words[at] = word;
-            assert!(judged(&borrowing, 0, words).is_none(), "a word that is not sound is never believed");
+            assert!(judged(&borrowing, 0, words).await.is_none(), "a word that is not sound is never believed");
             assert_eq!(borrowing.counts.liars(), std::slice::from_ref(&reader));
             assert!(!borrowing.counts.trusts(&reader) && borrowing.counts.trusts("compute-org1-2"));
             assert_eq!(borrowing.counts.offloaded(), 0, "nor is any other word of that piece");
         }
         let strict = OffloadConfig { spot_check_one_in: 1, ..OffloadConfig::default() };
-        assert!(judged(&strict, 9, vec![SignatureVerdict::Valid; 16]).is_none(), "nothing is believed");
+        assert!(judged(&strict, 9, vec![SignatureVerdict::Valid; 16]).await.is_none(), "nothing is believed");
         let usual = OffloadConfig::default();
-        let slipped = (0..PIECES)
-            .take_while(|piece| judged(&usual, piece % 16, vec![SignatureVerdict::Valid; 16]).is_some())
-            .count();
+        let mut slipped = 0;
+        while slipped < PIECES && judged(&usual, slipped % 16, vec![SignatureVerdict::Valid; 16]).await.is_some() {
+            slipped += 1;
+        }
         assert!(slipped < PIECES, "one in sixteen pieces or more finds it out");
         assert_eq!(usual.counts.liars(), std::slice::from_ref(&reader));
     });

@@ -38,7 +38,7 @@ mod service_core;
 mod submit;
 
 pub use crate::grpc::permits::CallLimits;
-pub use balance::BalancedEndorser;
+pub use balance::{BalancedEndorser, REPORT_AGE_MAX, REPORT_PERIOD};
 pub use dispatch::{OrdererService, PeerService};
 pub use intake::TransactionIntake;
 pub use method::{OrdererMethod, PeerMethod};

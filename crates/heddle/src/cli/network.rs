@@ -76,8 +76,8 @@ pub struct NetworkArguments {
     /// Number of memory nodes, 1 to 64 [default: 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub memory_nodes: Option<u8>,
-    /// Number of compute nodes of each peer, 1 to 9: all answer proposals, one of them commits [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=9))]
+    /// Number of compute nodes of each peer, 1 to 64: all answer proposals, one of them commits [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub compute_nodes: Option<u8>,
     /// How transactions are ordered [default: solo]
     #[arg(long, value_enum, value_name = "ENGINE")]

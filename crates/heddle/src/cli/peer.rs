@@ -1,5 +1,6 @@
 //! `heddle peer`.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -10,6 +11,38 @@ use super::DirectoryArguments;
 pub enum PeerCommand {
     Memory(PeerMemoryArguments),
     Nodes(PeerNodesArguments),
+    AddNode(PeerAddNodeArguments),
+}
+
+/// Make the files of a compute node that joins a running peer
+///
+/// Makes DIR/nodes/compute-ORG-N, and names the command that starts it. The node joins by itself: it finds the primary,
+/// and gateways learn of it from the primary. It runs proposals and verifies blocks, and never becomes the primary. Ended
+/// by SIGTERM it finishes what it has and leaves; if it dies or stands still, the others go on without it.
+///
+/// With --host and --port the node is for another host: copy the folder there. It uses three ports, starting at --port:
+/// for its organisation's gateways, for other organisations, and for metrics. The peer needs pool.compute_nodes = 2 or
+/// more. A new plan, which each start of `heddle up --isolate` makes, has new tokens: add the node again then.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle peer add-node org1
+  heddle peer add-node org1 --host 10.0.0.5 --port 7400"
+)]
+pub struct PeerAddNodeArguments {
+    /// The organisation, such as org1
+    #[arg(value_name = "ORG")]
+    pub organization: String,
+    #[command(flatten)]
+    pub directory: DirectoryArguments,
+    /// The host on which it will run
+    #[arg(long, value_name = "ADDRESS", requires = "port")]
+    pub host: Option<IpAddr>,
+    /// The first of its ports
+    #[arg(long, value_name = "PORT", requires = "host", value_parser = clap::value_parser!(u16).range(1024..=65_000))]
+    pub port: Option<u16>,
 }
 
 /// The peer that a command asks.

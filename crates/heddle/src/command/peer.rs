@@ -1,4 +1,4 @@
-//! `heddle peer memory` and `heddle peer nodes`: show or change a peer's remote memory, and show its compute nodes.
+//! `heddle peer`: shows or changes a peer's remote memory, shows its compute nodes, and makes the files of another one.
 //!
 //! 1. Find the folder of the peer's compute node, in the network's directory or as given. If there are several compute
 //!    nodes, take the folder of the primary: the nodes report their roles.
@@ -6,15 +6,17 @@
 //! 3. After lowering the budget, poll until all memory above it has been returned. The compute node stores the budget
 //!    durably, so it takes no memory above the budget even if it is restarted meanwhile.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use node::control::{ComputeReport, ControlError, ControlRequest, MemoryReport, request_memory, request_node};
+use node::joining;
 use replica::NODES_MAX;
 
 use crate::cli::exit;
-use crate::cli::peer::{PeerMemoryArguments, PeerNodesArguments, PeerTarget};
+use crate::cli::peer::{PeerAddNodeArguments, PeerMemoryArguments, PeerNodesArguments, PeerTarget};
 use crate::failure::CommandError;
 use crate::{instance, output};
 
@@ -52,6 +54,24 @@ pub async fn nodes(arguments: &PeerNodesArguments) -> Result<(), CommandError> {
         format!("{name:<16} {role:<8} {height} blocks, process {process}{epoch}{by}{of}\n{distrusted}")
     });
     output::print(&lines.collect::<String>())
+}
+
+pub fn add_node(arguments: &PeerAddNodeArguments) -> Result<(), CommandError> {
+    let dir = arguments.directory.dir.as_path();
+    instance::expect_network(dir)?;
+    let organizations = super::config(dir)?.network.organizations;
+    let name = &organizations[super::organization(organizations.iter(), &arguments.organization)?];
+    let remote = arguments.host.zip(arguments.port).map(|(host, port)| SocketAddr::new(host, port));
+    let node = joining::add_compute_node(dir, name, remote).map_err(CommandError::new)?;
+    let (name, folder) = (&node.name, node.folder.display());
+    let start = match remote {
+        None => format!("start it with: heddle node compute --config {}\n", node.config().display()),
+        Some(address) => format!(
+            "copy it to {}, and start it there with: heddle node compute --config {name}/node.toml\n",
+            address.ip()
+        ),
+    };
+    output::print(&format!("{name}: its files are in {folder}\n{start}"))
 }
 
 /// Repeats values under the keys that they had in release 0.1, for one release.

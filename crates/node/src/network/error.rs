@@ -144,6 +144,9 @@ pub enum NodeError {
     /// The orderers cannot be changed.
     #[error("{0}")]
     Orderers(String),
+    /// No compute node can be added.
+    #[error("{0}")]
+    Joining(String),
     /// A port that the command line names.
     #[error("cannot listen on {address}: {source}; stop what listens there, or name another address with --listen")]
     Listen {
@@ -186,6 +189,7 @@ impl NodeError {
             | NodeError::AnyPort { .. }
             | NodeError::NoPort { .. }
             | NodeError::Orderers(_)
+            | NodeError::Joining(_)
             | NodeError::SocketPath(_) => ErrorKind::Rejected,
             NodeError::Provider { source, .. } => source.kind(),
             NodeError::Pool { source, .. } => source.kind(),

@@ -26,6 +26,8 @@ use gateway::service::{Endorser, OrdererEndpoint, OrdererService, TransactionInt
 use identity::issue::TlsIdentity;
 use pool::Donor;
 use private_data::MemberPeers;
+use replica::CANDIDATES_MAX;
+use replica::load::NodeAddresses;
 use rma::shm::ShmProvider;
 use rma::{Provider, Token};
 use state::DisaggregatedConfig;
@@ -395,7 +397,9 @@ async fn view(
         let address = service_address(network, &organization.name, node);
         let serving = serve_peer(compute.clone(), ServiceScope::Own, &address, &Parties::anyone(), stop.clone()).await;
         drop(serving.map_err(|source| NodeError::Chain { who: name.clone(), source })?);
-        addresses.push(address);
+        if node < CANDIDATES_MAX {
+            addresses.push(address);
+        }
     }
     let registry = contracts::registry(&network.config)?;
     let definitions = contracts::definitions(&network.config, &registry)?;
@@ -488,8 +492,10 @@ async fn start_peer(
     let among = |node: usize| format!("among {}", service_address(network, &organization.name, node));
     let mut nodes = Vec::new();
     for node in 0..count {
-        let others = (0..count).filter(|other| *other != node).map(among).collect();
-        let among = Some(PeerNodes { address: among(node), others, parties: Parties::anyone() });
+        let others = (0..count.min(CANDIDATES_MAX)).filter(|other| *other != node).map(among).collect();
+        let address = (node < CANDIDATES_MAX).then(|| among(node));
+        let (parties, addresses) = (Parties::anyone(), NodeAddresses::default());
+        let among = Some(PeerNodes { address, others, parties, addresses });
         let name = layout::compute_name(&organization.name, node);
         let options = compute::ComputeConfig {
             name: &name,

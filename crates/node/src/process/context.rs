@@ -14,11 +14,13 @@ use chain::remote::{
     CommitHashComparison, RemoteMember, RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerConfig, ServiceScope,
     serve_orderer, serve_peer,
 };
-use gateway::service::{Endorser, OrdererEndpoint, OrdererService, TransactionIntake};
+use gateway::service::{BalancedEndorser, Endorser, OrdererEndpoint, OrdererService, TransactionIntake};
 use identity::issue::{MspDirectory, TlsIdentity};
 use ledger::{Block, ChannelConfig};
 use pool::Donor;
 use private_data::MemberPeers;
+use replica::NODES_MAX;
+use replica::load::NodeAddresses;
 use rma::tcp::TcpTls;
 use rules::definitions::ContractDefinitions;
 use state::DisaggregatedConfig;
@@ -34,7 +36,7 @@ use crate::process::file::Secret;
 use crate::process::file::{self, NodeFile, ProcessRole};
 use crate::process::links::{self, AcceptedTokens, LinkPort, SchemeProviders};
 use crate::roles::compute::{self, ComputeInstance, LocalBackends};
-use crate::roles::gateway::{self as gateway_role, balanced_endorser};
+use crate::roles::gateway::{self as gateway_role, NodeScheme, learn_nodes};
 use crate::roles::log_memory::{self, LogMemoryInstance};
 use crate::roles::memory::{self, MemoryInstance};
 use crate::roles::orderer::{self, IntakeGuardedOrderer, OrdererInstance};
@@ -68,6 +70,7 @@ pub(super) struct StartedRole {
 fn remote_backends(
     compute: &file::ComputeFile,
     section: &file::PooledFile,
+    addresses: NodeAddresses,
     folder: &Path,
     providers: SchemeProviders,
 ) -> RemoteBackends {
@@ -86,7 +89,8 @@ fn remote_backends(
         peer_nodes: peer_nodes.map(|among| PeerNodes {
             address: among.address.clone(),
             others: among.others.clone(),
-            parties: Parties::of(among.nodes.keys()),
+            parties: and_later(Parties::of(among.nodes.keys()), among.joining.as_ref()),
+            addresses,
         }),
         shares_process: false,
         settings: DisaggregatedConfig {
@@ -98,6 +102,14 @@ fn remote_backends(
             apply_workers: compute.validation.apply_workers(),
             ..DisaggregatedConfig::default()
         },
+    }
+}
+
+/// These parties, and the compute nodes that may join later.
+fn and_later(parties: Parties, joining: Option<&file::JoiningFile>) -> Parties {
+    match joining {
+        Some(joining) => parties.and_later(&joining.prefix, NODES_MAX),
+        None => parties,
     }
 }
 
@@ -208,7 +220,8 @@ impl RoleContext<'_> {
 
     pub(super) async fn storage(&self) -> Result<StartedRole, NodeError> {
         let section = self.file.storage();
-        self.register(None, vec![LinkPort::named(&section.address, &section.clients)]);
+        let port = LinkPort::joined(&section.address, &section.clients, section.joining.as_ref());
+        self.register(None, vec![port]);
         let directory = self.path(&section.directory);
         let storage = StorageInstance::start(storage_role::StorageConfig {
             name: &self.file.name,
@@ -220,7 +233,7 @@ impl RoleContext<'_> {
                 section.table_hint_bytes,
             ),
             address: &section.address,
-            clients: &Parties::of(section.clients.keys()),
+            clients: &and_later(Parties::of(section.clients.keys()), section.joining.as_ref()),
         })
         .await?;
         let health = metrics::Health::new(Vec::new(), TransactionIntake::default());
@@ -230,7 +243,10 @@ impl RoleContext<'_> {
 
     pub(super) async fn compute(&self) -> Result<StartedRole, NodeError> {
         let section = self.file.compute();
-        let peer_nodes = section.peer_nodes.iter().map(|nodes| LinkPort::named(&nodes.address, &nodes.nodes));
+        let peer_nodes = section
+            .peer_nodes
+            .iter()
+            .filter_map(|nodes| Some(LinkPort::joined(nodes.address.as_ref()?, &nodes.nodes, nodes.joining.as_ref())));
         let ports = std::iter::once(LinkPort::named(&section.address, &section.gateways)).chain(peer_nodes).collect();
         self.register(Some(&section.token), ports);
         let tls = self.tls()?;
@@ -267,8 +283,9 @@ impl RoleContext<'_> {
             (Some(local), _) => ComputeInstance::monolithic(options, self.local(local).await?).await?,
             (None, pooled) => {
                 let pooled = pooled.as_ref().expect("one of the two was looked for when the file was read");
-                ComputeInstance::disaggregated(options, remote_backends(section, pooled, self.folder, self.providers()))
-                    .await?
+                let addresses = NodeAddresses { own: section.address.clone(), others: section.others_address.clone() };
+                let backends = remote_backends(section, pooled, addresses, self.folder, self.providers());
+                ComputeInstance::disaggregated(options, backends).await?
             }
         };
         let compute = Arc::new(compute);
@@ -443,22 +460,47 @@ impl RoleContext<'_> {
             };
             addresses.iter().enumerate().map(node).collect()
         };
-        let endorse =
-            |nodes: &[Arc<RemotePeer>]| balanced_endorser(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>));
-        let own = nodes("the organisation's peer", &section.compute, &own_nodes);
-        let endorses = endorse(&own);
-        let mut peers = own;
-        if peers.len() > 1 {
-            peers.insert(0, remote("the organisation's peer".to_owned(), &section.compute, &own_nodes));
-        }
         let mut tasks = Vec::new();
+        // A peer with several compute nodes may get more of them, and says how loaded each is.
+        let mut endorse = |whose: &str,
+                           nodes: &[Arc<RemotePeer>],
+                           addresses: &[String],
+                           peers: Vec<Arc<RemotePeer>>,
+                           parties: &Parties,
+                           scheme| {
+            if let [only] = nodes {
+                return only.clone() as Arc<dyn Endorse>;
+            }
+            let known = addresses.iter().cloned().zip(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>));
+            let balanced = Arc::new(BalancedEndorser::at(known.collect()));
+            let (definitions, parties, name) =
+                (definitions.clone(), parties.clone(), format!("a compute node of {whose}"));
+            let connect = move |address: &str| {
+                let (addresses, name) = (vec![address.to_owned()], format!("{name} at {address}"));
+                let config =
+                    RemotePeerConfig { name, addresses, parties: parties.clone(), definitions: definitions.clone() };
+                Arc::new(RemotePeer::new(config)) as Arc<dyn Endorse>
+            };
+            let learning = learn_nodes(balanced.clone(), peers, scheme, connect, self.stop.clone());
+            tasks.push(self.services.watch("the look-out for compute nodes", learning));
+            balanced as Arc<dyn Endorse>
+        };
+        let whose = "the organisation's peer";
+        let own = nodes(whose, &section.compute, &own_nodes);
+        let mut peers = own.clone();
+        if peers.len() > 1 {
+            peers.insert(0, remote(whose.to_owned(), &section.compute, &own_nodes));
+        }
+        let endorses = endorse(whose, &own, &section.compute, vec![peers[0].clone()], &own_nodes, NodeScheme::Own);
         let mut comparisons = Vec::new();
         let others = section.others.iter().map(|(msp_id, addresses)| {
-            let nodes = nodes(&format!("the peer of {msp_id}"), addresses, &Parties::of([msp_id]));
+            let (whose, parties) = (format!("the peer of {msp_id}"), Parties::of([msp_id]));
+            let nodes = nodes(&whose, addresses, &parties);
+            let endorse = endorse(&whose, &nodes, addresses, nodes.clone(), &parties, NodeScheme::Others);
             comparisons
                 .extend(nodes.iter().map(|node| Arc::new(CommitHashComparison::new(msp_id.as_str(), node.clone()))));
             let address = addresses.join(" or ").into();
-            Endorser { msp_id: MspId::new(msp_id.as_str()), address, endorse: endorse(&nodes) }
+            Endorser { msp_id: MspId::new(msp_id.as_str()), address, endorse }
         });
         let others: Vec<Endorser> = others.collect();
         for comparison in &comparisons {

@@ -12,12 +12,12 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use replica::NODES_MAX;
+use replica::CANDIDATES_MAX;
 use serde::{Deserialize, Serialize};
 
 pub use super::sections::{
-    ChaincodePortFile, ComputeFile, DonorFile, GatewayFile, LocalStoresFile, MemoryFile, OrderLogFile, OrdererFile,
-    PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
+    ChaincodePortFile, ComputeFile, DonorFile, GatewayFile, JoiningFile, LocalStoresFile, MemoryFile, OrderLogFile,
+    OrdererFile, PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
 };
 use crate::config::{
     ClientLimits, ConfigError, ContractsConfig, CryptoConfig, HeddleConfig, SAVEPOINT_BLOCKS_MAX, pool,
@@ -218,7 +218,7 @@ impl NodeFile {
                 return Err(("compute.savepoint_blocks", problem));
             }
             if let Some(peer_nodes) = &compute.peer_nodes {
-                let most = NODES_MAX - 1;
+                let most = if peer_nodes.address.is_some() { CANDIDATES_MAX - 1 } else { CANDIDATES_MAX };
                 if peer_nodes.others.is_empty() || peer_nodes.others.len() > most {
                     let count = peer_nodes.others.len();
                     return Err((
@@ -226,7 +226,7 @@ impl NodeFile {
                         format!("has {count} addresses; it must have 1 to {most}"),
                     ));
                 }
-                for address in std::iter::once(&peer_nodes.address).chain(&peer_nodes.others) {
+                for address in peer_nodes.address.iter().chain(&peer_nodes.others) {
                     check_inner_address("compute.peer_nodes", address)?;
                 }
                 if compute.local.is_some() {
@@ -398,7 +398,7 @@ mod tests {
         let renamed = [("[compute.among]", "[compute.peer_nodes]"), ("borrow = ", "offload = ")];
         let file = read_former(ProcessRole::Compute, &text, &renamed);
         let peer_nodes = file.compute.and_then(|compute| compute.peer_nodes).expect("the section was read");
-        assert_eq!(peer_nodes.address, "tcp:10.0.0.1:7102");
+        assert_eq!(peer_nodes.address.as_deref(), Some("tcp:10.0.0.1:7102"));
         assert!(matches!(peer_nodes.offload, pool::OffloadSetting::Always));
         let both = text.replace("borrow = \"always\"", "borrow = \"always\"\noffload = \"always\"");
         assert!(NodeFile::parse(ProcessRole::Compute, &both, "node.toml").is_err(), "one of the two");

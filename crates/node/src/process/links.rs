@@ -24,7 +24,7 @@ use rma::tcp::{Denials, TcpConfig, TcpProvider, TcpTls};
 use rma::{Credential, Endpoint, Error, Host, HostConfig, Provider, Token, TokenLookup};
 
 use super::file::{GENESIS, TRUST};
-use super::sections::Secret;
+use super::sections::{JoiningFile, Secret};
 use crate::network::NodeError;
 use crate::services::{Services, WatchedProvider};
 use crate::transport::{self, OrganizationRoots, TlsTransport};
@@ -87,8 +87,8 @@ pub(crate) struct LinkPort {
 
 /// Names and tokens.
 pub(crate) enum AcceptedTokens {
-    /// Each name has its own token.
-    Named(BTreeMap<String, Secret>),
+    /// Each name has its own token; one that is not listed has the token that `joining` makes of it.
+    Named(BTreeMap<String, Secret>, Option<JoiningFile>),
     /// One token for a group, whose members may grow.
     SharedToken(Secret),
 }
@@ -96,14 +96,30 @@ pub(crate) enum AcceptedTokens {
 impl LinkPort {
     /// A port for processes that each have their own token.
     pub(crate) fn named(address: &str, accepted: &BTreeMap<String, Secret>) -> LinkPort {
-        LinkPort { address: address.to_owned(), accepted: AcceptedTokens::Named(accepted.clone()) }
+        LinkPort::joined(address, accepted, None)
+    }
+
+    /// As [`LinkPort::named`], and for processes that may join later.
+    pub(crate) fn joined(
+        address: &str,
+        accepted: &BTreeMap<String, Secret>,
+        joining: Option<&JoiningFile>,
+    ) -> LinkPort {
+        let accepted = AcceptedTokens::Named(accepted.clone(), joining.cloned());
+        LinkPort { address: address.to_owned(), accepted }
     }
 }
 
 impl AcceptedTokens {
     fn tokens(self) -> TokenLookup {
         match self {
-            AcceptedTokens::Named(named) => Arc::new(move |name| named.get(name).map(Secret::token)),
+            AcceptedTokens::Named(named, joining) => Arc::new(move |name| match (named.get(name), &joining) {
+                (Some(own), _) => Some(own.token()),
+                (None, Some(joining)) if name.starts_with(&joining.prefix) => {
+                    Some(joining.secret.of_process(name).token())
+                }
+                (None, _) => None,
+            }),
             AcceptedTokens::SharedToken(shared) => Arc::new(move |_| Some(shared.token())),
         }
     }
@@ -391,6 +407,42 @@ mod tests {
             };
             base::rt::timeout(LINK_TIMEOUT, all).await.expect("nothing hangs");
         });
+    }
+
+    /// The token of a node that joins is made of its name: it opens the ports for it under that name alone, and a name of
+    /// another kind has none.
+    #[test]
+    fn a_node_that_joins_proves_its_own_name() {
+        let joining = JoiningFile { prefix: "compute-org1-".to_owned(), secret: Secret::random() };
+        let (listed, port) = (Secret::random(), address("tcp-joined"));
+        let named = BTreeMap::from([("compute-org1-2".to_owned(), listed.clone())]);
+        let ports = vec![LinkPort::joined(&port, &named, Some(&joining))];
+        register_as("tcp-joined", "compute-org1", &Secret::random(), ports);
+        let own = |name: &str| joining.secret.of_process(name);
+        let cases = [
+            ("compute-org1-7", own("compute-org1-7"), true),
+            ("compute-org1-8", own("compute-org1-7"), false),
+            ("compute-org1-2", own("compute-org1-2"), false),
+            ("compute-org1-2", listed, true),
+            ("gateway-org1", own("gateway-org1"), false),
+            ("compute-org1-7", joining.secret.clone(), false),
+        ];
+        production::run(async {
+            let mut door = net::listen(&port).await.expect("it is free");
+            for (number, (name, token, is_welcome)) in cases.into_iter().enumerate() {
+                let scheme: &'static str = ["tcp-j0", "tcp-j1", "tcp-j2", "tcp-j3", "tcp-j4", "tcp-j5"][number];
+                register_as(scheme, name, &token, Vec::new());
+                let linked = net::connect(&port.replace("tcp-joined", scheme)).await;
+                assert_eq!(linked.is_ok(), is_welcome, "{name}");
+                if is_welcome {
+                    assert_eq!(door.accept().await.expect("one was welcome").peer(), Some(name));
+                }
+            }
+        });
+        let parties = Parties::of(named.keys()).and_later(&joining.prefix, 63);
+        assert!(parties.contains("compute-org1-7") && parties.contains("compute-org1-2"));
+        assert!(!parties.contains("compute-org1-") && !parties.contains("gateway-org1"));
+        assert_eq!(parties.count(), Some(64));
     }
 
     /// The second line of defence: if a transport admits a party for which the listener is not meant, the link is not

@@ -128,6 +128,10 @@ impl Process {
     }
 
     async fn stop_role(self) -> Result<(), NodeError> {
+        if let RoleParts::Compute(compute) = &self.kind {
+            // While its ports still answer.
+            compute.drain().await;
+        }
         self.stop.cancel();
         // The services that watch the hosts end with them.
         match &self.kind {

@@ -21,6 +21,14 @@ impl Secret {
         Secret(Token::random())
     }
 
+    /// The token of the process with this name, where this secret admits processes that nobody knew when it was made.
+    /// The process that has the token learns neither the secret nor the token of another name.
+    pub fn of_process(&self, name: &str) -> Secret {
+        let secret = &self.0.bytes()[..];
+        let inner = identity::sha256([&b"heddle token of a process"[..], secret, name.as_bytes()]);
+        Secret(Token::new(identity::sha256([secret, &inner[..]])))
+    }
+
     /// The token itself.
     pub fn token(&self) -> Token {
         self.0.clone()
@@ -132,6 +140,16 @@ pub struct RaftMemberFile {
     pub address: String,
 }
 
+/// `[compute.peer_nodes.joining]`, `[storage.joining]`: which compute nodes may join that are not named.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct JoiningFile {
+    /// How their names begin.
+    pub prefix: String,
+    /// The secret from which the token of each is made.
+    pub secret: Secret,
+}
+
 /// `[storage]`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -150,6 +168,9 @@ pub struct StorageFile {
     pub table_hint_bytes: usize,
     /// The compute nodes that may use it: names and tokens.
     pub clients: BTreeMap<String, Secret>,
+    /// The compute nodes that may join later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joining: Option<JoiningFile>,
 }
 
 /// `[orderer]`
@@ -268,12 +289,18 @@ pub struct ChaincodePortFile {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerNodesFile {
-    /// The address at which it answers the others while it is the primary: `shm:` or `tcp:`.
-    pub address: String,
-    /// The addresses at which the others answer.
+    /// The address at which it answers the others while it is the primary: `shm:` or `tcp:`. A node without one never
+    /// becomes the primary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// The addresses at which the other candidates answer.
     pub others: Vec<String>,
-    /// Their names and tokens.
+    /// The names and tokens of the others.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub nodes: BTreeMap<String, Secret>,
+    /// The compute nodes that may join later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joining: Option<JoiningFile>,
     /// Whether it has followers verify signatures while it is the primary.
     #[serde(default, alias = "borrow")]
     pub offload: pool::OffloadSetting,

@@ -33,6 +33,7 @@ use private_data::MemberPeers;
 use proto::discovery::Peer as Description;
 use proto::protos::{ProposalResponse, Response};
 use replica::failover::begin_epoch;
+use replica::load::ReportedNode;
 use replica::offload::OffloadConfig;
 use replica::{ComputeRole, FAILOVER_TIMEOUTS};
 use rules::definitions::ContractDefinitions;
@@ -44,7 +45,6 @@ use storage::{DataDirectory, GroupSync, WatermarkFile};
 use super::pooled_memory::{PeerNodes, PooledMemory, PooledStates, RemoteBackends};
 use crate::config::HeddleConfig;
 use crate::control::{ComputeReport, DonorMemoryReport, FailoverSampleReport, HitRate, MemoryReport, budget};
-use crate::load;
 use crate::metrics;
 use crate::network::NodeError;
 use crate::process::ProcessEnd;
@@ -113,7 +113,7 @@ pub(crate) fn peer_config(config: &HeddleConfig, client_address: String) -> Peer
     settings.commit.offload = OffloadConfig {
         mode: config.pool.offload.offload_mode(),
         spot_check_one_in: config.pool.spot_check_one_in,
-        meter: load::meter(),
+        load: utilisation::of_process(),
         ..OffloadConfig::default()
     };
     settings
@@ -216,6 +216,7 @@ impl ComputeInstance {
             token: Bytes::new(),
             address: peer_nodes.address,
             others: peer_nodes.others,
+            addresses: peer_nodes.addresses,
             watermark: Some(watermark),
             parties: peer_nodes.parties,
             state: memory.remote.settings.clone(),
@@ -481,6 +482,13 @@ impl ComputeInstance {
         super::end_reason(&self.name, metrics::MonitoredPart::failure(self))
     }
 
+    /// Has the node get nothing new, and returns once it has answered what it had accepted.
+    pub(crate) async fn drain(&self) {
+        if let NodeMode::PeerNodes(node) = &self.node {
+            node.drain().await;
+        }
+    }
+
     /// Commits the blocks that are validated already, makes them durable, and stops.
     pub(crate) async fn stop(&self) -> Result<(), NodeError> {
         let stopped = match &self.node {
@@ -504,6 +512,13 @@ impl HostsChannels for ComputeInstance {
 }
 
 impl PeerView for ComputeInstance {
+    fn nodes(&self) -> Vec<ReportedNode> {
+        match &self.node {
+            NodeMode::SingleNode { peer, .. } => PeerView::nodes(&**peer),
+            NodeMode::PeerNodes(node) => node.nodes(),
+        }
+    }
+
     fn channel(&self, name: &str) -> Option<Arc<dyn ChannelView>> {
         match &self.node {
             NodeMode::SingleNode { peer, .. } => PeerView::channel(&**peer, name),

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use base::rt::CancellationToken;
 use chain::endorse::Endorse;
+use chain::remote::RemotePeer;
 use chain::view::PeerView;
 use gateway::service::{
-    BalancedEndorser, Endorser, OrdererEndpoint, PeerService, PeerServiceConfig, TransactionIntake,
+    BalancedEndorser, Endorser, OrdererEndpoint, PeerService, PeerServiceConfig, REPORT_AGE_MAX, REPORT_PERIOD,
+    TransactionIntake,
 };
 use identity::issue::TlsIdentity;
 use tokio::net::TcpListener;
@@ -41,6 +43,47 @@ pub(crate) fn balanced_endorser(nodes: impl Iterator<Item = Arc<dyn Endorse>>) -
     match nodes.len() {
         1 => nodes.remove(0),
         _ => Arc::new(BalancedEndorser::new(nodes)),
+    }
+}
+
+/// Tells the endorser of a peer which compute nodes there are and how loaded they are, until the stop. It asks one of
+/// `peers` after the other until one knows. `connect` reaches a node at an address, if the address is of the kind that
+/// this gateway connects to.
+pub(crate) async fn learn_nodes(
+    endorser: Arc<BalancedEndorser>,
+    peers: Vec<Arc<RemotePeer>>,
+    scheme: NodeScheme,
+    connect: impl Fn(&str) -> Arc<dyn Endorse>,
+    stop: CancellationToken,
+) {
+    let mut turn = 0;
+    while stop.run_until_cancelled(tokio::time::sleep(REPORT_PERIOD)).await.is_some() {
+        match tokio::time::timeout(REPORT_AGE_MAX, peers[turn % peers.len()].nodes()).await {
+            Ok(Ok(mut reports)) if !reports.is_empty() => {
+                reports.retain(|report| scheme.includes(&report.address));
+                endorser.learn(&reports, &connect);
+            }
+            // It is not the primary, is away, or belongs to an earlier release.
+            _ => turn += 1,
+        }
+    }
+}
+
+/// The kind of addresses at which a gateway reaches a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NodeScheme {
+    /// Those of its own organisation.
+    Own,
+    /// Those of another organisation, which proves its name over TLS.
+    Others,
+}
+
+impl NodeScheme {
+    fn includes(self, address: &str) -> bool {
+        match self {
+            NodeScheme::Own => address.starts_with("shm:") || address.starts_with("tcp:"),
+            NodeScheme::Others => address.starts_with("tls:"),
+        }
     }
 }
 

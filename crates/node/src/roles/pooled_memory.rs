@@ -10,6 +10,7 @@ use base::{Epoch, ErrorKind, rt};
 use chain::compute_node::PeerMemory;
 use chain::stores::WorldStateFactory;
 use pool::{AddressSpace, AddressSpaceConfig, Donor, ReadOnlySpace, ReadOnlySpaceConfig};
+use replica::load::NodeAddresses;
 use rma::Provider;
 use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, DisaggregatedConfig, WorldState};
@@ -46,12 +47,14 @@ pub(crate) struct RemoteBackends {
 /// The compute nodes of a peer that has several.
 #[derive(Clone)]
 pub(crate) struct PeerNodes {
-    /// Address at which this node answers the others while it is the primary.
-    pub address: String,
-    /// Addresses at which the others answer.
+    /// Address at which this node answers the others while it is the primary; `None` if it never becomes the primary.
+    pub address: Option<String>,
+    /// Addresses at which the other candidates answer.
     pub others: Vec<String>,
     /// The identities of the others, as their links prove them.
     pub parties: Parties,
+    /// Where this node answers gateways, as it tells its primary.
+    pub addresses: NodeAddresses,
 }
 
 /// Pooled memory.

@@ -79,7 +79,7 @@ fn connections_that_say_nothing_keep_no_owner_out() {
     run(|provider| async move {
         let _node = donor(&provider).await;
         let mut silent = Vec::new();
-        for _ in 0..1100 {
+        for _ in 0..2100 {
             silent.push(connect(&provider, "silent").await);
         }
         let owner = connect(&provider, "owner").await;
@@ -90,7 +90,7 @@ fn connections_that_say_nothing_keep_no_owner_out() {
             assert_eq!(hear(endpoint).await, None);
         }
         let mut served = Vec::new();
-        for _ in 0..16 {
+        for _ in 0..128 {
             served.push(connect(&provider, "greedy").await);
             assert_eq!(ask(&served[served.len() - 1], hello()).await.expect("an answer").0, 0x81);
         }

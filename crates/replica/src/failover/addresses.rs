@@ -8,6 +8,11 @@ use crate::followers::FOLLOWERS_MAX;
 
 /// The largest number of compute nodes of one peer.
 pub const NODES_MAX: usize = FOLLOWERS_MAX + 1;
+/// The largest number of those that may become the primary. Every node looks for the primary at each of their addresses.
+pub const CANDIDATES_MAX: usize = 9;
+
+const _: () = assert!(CANDIDATES_MAX <= NODES_MAX);
+
 /// Where the nodes of a peer answer.
 #[derive(Clone)]
 pub struct PeerAddresses {
@@ -17,9 +22,9 @@ pub struct PeerAddresses {
     pub token: Bytes,
     /// The one channel that the compute nodes commit.
     pub channel: String,
-    /// Where this node answers the others while it is the primary.
-    pub address: String,
-    /// Where the other compute nodes answer while they are the primary.
+    /// Where this node answers the others while it is the primary; `None` if it never becomes the primary.
+    pub address: Option<String>,
+    /// Where the other candidates answer while they are the primary.
     pub others: Vec<String>,
     /// The other compute nodes, by the names that their links prove. Only these may follow the state.
     pub parties: Parties,

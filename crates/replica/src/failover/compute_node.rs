@@ -233,6 +233,10 @@ impl<P: PeerRoles> ComputeNodeCore<P> {
         let locator = Arc::new(PrimaryLocator::new(self.config.addresses.clone()));
         let followed = self.roles.follow(locator.clone());
         self.active_role.set(ServingRole::Following(followed.clone()));
+        if self.config.addresses.address.is_none() {
+            // It never takes over. Its follower joins whichever primary there is.
+            std::future::pending::<()>().await;
+        }
         let since = rt::now();
         loop {
             followed.orphaned(timeouts).await;

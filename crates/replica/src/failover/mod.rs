@@ -1,9 +1,11 @@
 //! Several compute nodes of one peer in a channel. One of them is the primary and the others follow it. When the
 //! primary fails, one of the followers takes over.
 //!
-//! The compute nodes need no coordinator besides the storage node. A compute node knows the address of its storage
-//! node, and the address at which each other node would answer as the primary. The newest epoch at the storage node
-//! decides which node is the primary.
+//! The compute nodes need no coordinator besides the storage node. At most [`CANDIDATES_MAX`] of them are *candidates*:
+//! nodes that may become the primary. A compute node knows the address of its storage node, and the address at which each
+//! candidate would answer as the primary. The newest epoch at the storage node decides which node is the primary.
+//! Any other node only follows: nobody needs to know it beforehand, so it may join and leave while the peer runs
+//! ([`crate::followers`], steps 12 to 14).
 //!
 //! Following:
 //! 1. The node asks the storage node for the newest epoch and connects to the addresses of the other compute nodes.
@@ -13,9 +15,9 @@
 //!    blocks that the storage node keeps ([`PeerRoles::follow`]).
 //!
 //! Taking over:
-//! 3. A follower waits until it has had no lease for one of the two times of [`FAILOVER_TIMEOUTS`]: the short time if
+//! 3. A candidate that follows waits until it has had no lease for one of the two times of [`FAILOVER_TIMEOUTS`]: the short time if
 //!    every other node rejects the connection, the long time if one of them does not answer. The storage node must
-//!    answer, and its newest epoch must not have changed for the short time. Then the follower asks the storage node to
+//!    answer, and its newest epoch must not have changed for the short time. Then it asks the storage node to
 //!    start the next epoch ([`begin_epoch`]), unless the storage node lacks the last block that this node has
 //!    [noted](storage::watermark) as durable. If several followers ask, the storage node accepts one of them; the
 //!    others return to step 1 and find the new primary.
@@ -54,7 +56,7 @@ mod primary_locator;
 mod primary_role;
 mod primary_session;
 
-pub use addresses::{NODES_MAX, PeerAddresses};
+pub use addresses::{CANDIDATES_MAX, NODES_MAX, PeerAddresses};
 pub use compute_node::{ActiveRole, ComputeNode, ComputeRole, FailoverSample, ServingRole};
 pub use epoch::begin_epoch;
 pub use peer::{ComputeNodeConfig, FAILOVER_TIMEOUTS, FollowedPeer, PeerError, PeerRoles, PrimaryPeer};

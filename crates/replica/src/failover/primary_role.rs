@@ -8,6 +8,7 @@ use base::rt::net::Link;
 use super::PrimaryLease;
 use crate::Error;
 use crate::followers::WorkPermit;
+use crate::load::ReportedNode;
 use crate::offload::WorkPlacement;
 
 /// What a primary's channel needs to know of the node's role: whether it may answer, and who may work for it.
@@ -30,6 +31,11 @@ impl PrimaryRole {
     fn state(&self) -> Option<Arc<dyn ReplicatedState>> {
         self.state.get()?.upgrade()
     }
+
+    /// The followers, as they have reported themselves.
+    pub fn reported(&self) -> Vec<ReportedNode> {
+        self.state().map_or_else(Vec::new, |state| state.reported())
+    }
 }
 
 impl WorkPlacement for PrimaryRole {
@@ -50,6 +56,9 @@ pub trait ReplicatedState: WorkPlacement + Send + Sync + 'static {
     /// after every durable block has been applied: otherwise a follower would show heights below those that an earlier
     /// primary has shown.
     async fn admit_followers(&self);
+
+    /// The followers, as they have reported themselves ([`crate::FollowerTable::reported`]).
+    fn reported(&self) -> Vec<ReportedNode>;
 
     /// Serves a follower over a link until the link ends ([`crate::followers`]). Dropping the future ends it.
     ///

@@ -33,7 +33,8 @@ impl<P: PeerRoles> PrimarySession<P> {
     /// Steps 4 and 5. If it fails or is dropped, the peer that it has opened so far ends.
     pub(super) async fn start(roles: &P, addresses: &PeerAddresses, epoch: Epoch) -> Result<Self, P::Error> {
         let (state_is_open, open) = watch(None);
-        let serving = serve::<P::Error>(&addresses.address, &addresses.parties, epoch, open).await?;
+        let address = addresses.address.as_deref().expect("only a candidate starts an epoch");
+        let serving = serve::<P::Error>(address, &addresses.parties, epoch, open).await?;
         let role = Arc::new(PrimaryRole::default());
         let lease = Arc::clone(&role.lease);
         let peer = roles.open_primary(epoch, Arc::clone(&role)).await?;

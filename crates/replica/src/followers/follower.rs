@@ -1,6 +1,7 @@
 //! The follower's end of its link to the primary.
 
 use std::convert::Infallible;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -9,13 +10,16 @@ use base::Bytes;
 use base::rt::channel::{WatchReceiver, WatchSender, bounded, watch};
 use base::rt::net::{Link, LinkSender};
 use base::rt::{self, AbortOnDrop, Instant};
+use futures_util::future::{Either, select};
 use wire::Malformed;
 use wire::hello::VersionMismatch;
 
 use crate::fault::{Mutant, hold_up, mutant};
-use crate::followers::message::{Candidate, PROTOCOL_VERSIONS, ToFollower, ToPrimary};
+use crate::followers::message::{ANNOUNCED_SINCE, Announcement, Candidate, PROTOCOL_VERSIONS, ToFollower, ToPrimary};
 use crate::followers::work::{NO_WORK, WORK_ITEMS_MAX, WorkHandler};
 use crate::followers::{JOIN_TIMEOUT, JoinedState, LEASELESS_TIMEOUT, SILENCE_TIMEOUT};
+use crate::lease::LEASE;
+use crate::load::LoadReport;
 
 /// Requests that may wait for the link; further ones are dropped.
 const REQUESTS_MAX: usize = 64;
@@ -36,6 +40,11 @@ pub trait FindPrimary: Send + Sync + 'static {
     /// The handler of the primary's work items on this node, if there is one.
     fn work_handler(&self) -> Option<Arc<dyn WorkHandler>> {
         None
+    }
+
+    /// What this node says about itself; whether it drains is not asked here.
+    fn announcement(&self) -> Announcement {
+        Announcement::default()
     }
 }
 
@@ -131,13 +140,27 @@ enum PrimaryContact {
     Followed,
 }
 
+/// How far a follower is in leaving.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Leaving {
+    /// It stays.
+    No,
+    /// It finishes what it has.
+    Draining,
+    /// It answers nothing any more, and does not join again.
+    Left,
+}
+
 struct FollowerCore<F: ReplicaFactory> {
+    leaving: WatchSender<Leaving>,
     contact: Mutex<PrimaryContact>,
     finder: Arc<dyn FindPrimary>,
     factory: F,
     /// The replica that it serves from between one joining and the next.
     joined: Mutex<Option<Arc<F::Replica>>>,
     height: WatchSender<u64>,
+    /// Whether the last session has ended.
+    ended: WatchSender<bool>,
 }
 
 /// Why a session ended.
@@ -161,11 +184,13 @@ impl<F: ReplicaFactory> Follower<F> {
     /// Starts to join, and joins again whenever it has to.
     pub fn start(finder: Arc<dyn FindPrimary>, factory: F) -> Follower<F> {
         let inner = Arc::new(FollowerCore {
+            leaving: watch(Leaving::No).0,
             contact: Mutex::new(PrimaryContact::None),
             finder,
             factory,
             joined: Mutex::default(),
             height: watch(0).0,
+            ended: watch(false).0,
         });
         let following = Arc::clone(&inner);
         let following = rt::spawn(async move { following.keep_following().await }).abort_on_drop();
@@ -197,6 +222,28 @@ impl<F: ReplicaFactory> Follower<F> {
         }
     }
 
+    /// Tells the primary that this node is about to leave: it gets no more work, and gateways learn that they are to
+    /// send it no more proposals. It goes on following and answering.
+    pub fn drain(&self) {
+        self.inner.leaving.send_if_modified(|leaving| {
+            let stays = *leaving == Leaving::No;
+            *leaving = if stays { Leaving::Draining } else { *leaving };
+            stays
+        });
+    }
+
+    /// Ends the session for good, and tells the primary that it need not wait for this node's lease. Nothing is answered
+    /// from the moment of the call. Returns when the primary has ended the link, or after a lease.
+    pub async fn leave(&self) {
+        if !mutant(Mutant::LeaveServing) {
+            self.inner.end();
+        }
+        let mut ended = self.inner.ended.subscribe();
+        self.inner.leaving.send(Leaving::Left);
+        // Otherwise the primary waits for the lease to end.
+        let _in_time = rt::timeout(LEASE, ended.wait_for(|ended| *ended)).await;
+    }
+
     /// Watches the height that is known here. It falls when the follower joins a primary that has not caught up yet.
     pub fn heights(&self) -> WatchReceiver<u64> {
         self.inner.height.subscribe()
@@ -218,6 +265,10 @@ impl<F: ReplicaFactory> FollowerCore<F> {
     async fn keep_following(&self) {
         loop {
             let Err(ended) = self.run_session().await;
+            if *self.leaving.borrow() == Leaving::Left {
+                self.ended.send(true);
+                return;
+            }
             self.end();
             match &ended {
                 SessionEnd::Link(error) if error.kind() != std::io::ErrorKind::TimedOut => {
@@ -254,8 +305,8 @@ impl<F: ReplicaFactory> FollowerCore<F> {
         sender.send(join.encode()).await.map_err(|_| SessionEnd::Closed)?;
         let welcome = rt::timeout(JOIN_TIMEOUT, receiver.receive()).await.map_err(late)?;
         let welcome = ToFollower::decode(welcome.map_err(|_| SessionEnd::Closed)?)?;
-        let basis = match welcome {
-            ToFollower::Welcome { basis, .. } => basis,
+        let (version, basis) = match welcome {
+            ToFollower::Welcome { hello, basis } => (hello.chosen_by(PROTOCOL_VERSIONS)?, basis),
             ToFollower::OtherVersions(hello) => {
                 return Err(VersionMismatch { ours: PROTOCOL_VERSIONS, theirs: hello.versions() }.into());
             }
@@ -276,10 +327,27 @@ impl<F: ReplicaFactory> FollowerCore<F> {
         let replica = self.factory.open(prepared, basis, JoinedState::new(requests))?;
         let work_handler = self.finder.work_handler();
         let (leased, is_present, working) = (rt::now(), false, Vec::new());
-        let mut following = FollowerSession { inner: self, replica, sender, leased, is_present, work_handler, working };
+        let mut following =
+            FollowerSession { inner: self, version, replica, sender, leased, is_present, work_handler, working };
+        let mut leaving = self.leaving.subscribe();
+        let now = *leaving.borrow_and_update();
+        following.announce(now).await?;
         loop {
-            let message = rt::timeout(SILENCE_TIMEOUT, receiver.receive()).await.map_err(|_| SessionEnd::Silence)?;
-            following.handle_message(message.map_err(|_| SessionEnd::Closed)?).await?;
+            // Neither loses anything when it is dropped.
+            let next = {
+                let message = pin!(rt::timeout(SILENCE_TIMEOUT, receiver.receive()));
+                match select(message, pin!(leaving.changed())).await {
+                    Either::Left((message, _)) => Some(message.map_err(|_| SessionEnd::Silence)?),
+                    Either::Right(_) => None,
+                }
+            };
+            match next {
+                Some(message) => following.handle_message(message.map_err(|_| SessionEnd::Closed)?).await?,
+                None => {
+                    let now = *leaving.borrow_and_update();
+                    following.announce(now).await?;
+                }
+            }
         }
     }
 }
@@ -287,6 +355,8 @@ impl<F: ReplicaFactory> FollowerCore<F> {
 /// Steps 3 and 5.
 struct FollowerSession<'a, F: ReplicaFactory> {
     inner: &'a FollowerCore<F>,
+    /// The version of the protocol on the link.
+    version: u32,
     replica: Arc<F::Replica>,
     sender: Arc<LinkSender>,
     /// When it last got a lease, or started to wait for its first.
@@ -349,9 +419,25 @@ impl<F: ReplicaFactory> FollowerSession<'_, F> {
 
     async fn acknowledge(&self, sequence: u64) -> Result<(), SessionEnd> {
         let (floor, asked) = (self.replica.floor(), rt::now().nanos());
-        let load = self.work_handler.as_ref().map_or(NO_WORK, |helper| helper.load());
-        let ack = ToPrimary::Ack { sequence, asked, floor, load };
+        let load = LoadReport { percent: NO_WORK, queued: 0 };
+        let load = self.work_handler.as_ref().map_or(load, |helper| helper.load());
+        let ack = ToPrimary::ack(self.version, sequence, asked, floor, load);
         self.sender.send(ack.encode()).await.map_err(|_| SessionEnd::Closed)
+    }
+
+    /// Tells the primary where this node answers, and whether it is leaving. A primary of an earlier version does not ask.
+    async fn announce(&self, leaving: Leaving) -> Result<(), SessionEnd> {
+        if self.version < ANNOUNCED_SINCE {
+            return if leaving == Leaving::Left { Err(SessionEnd::Closed) } else { Ok(()) };
+        }
+        let message = match leaving {
+            Leaving::Left => ToPrimary::Leave,
+            Leaving::No | Leaving::Draining => ToPrimary::Announce(Announcement {
+                is_draining: leaving == Leaving::Draining,
+                ..self.inner.finder.announcement()
+            }),
+        };
+        self.sender.send(message.encode()).await.map_err(|_| SessionEnd::Closed)
     }
 
     /// Step 4 of [`crate::followers::work`].

@@ -5,23 +5,25 @@
 //! is its *position*. A logged change is sent with the next update; [`FollowerTable::position`] is the position of that
 //! update.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use base::rt::channel::{OneshotReceiver, OneshotSender, Sender, oneshot};
+use base::rt::channel::{OneshotSender, Sender, oneshot};
+use base::rt::net::GatherList;
 use base::rt::sync::Notify;
 use base::rt::{CancellationToken, Instant};
-use base::{Bytes, BytesMut, rt};
+use base::{BytesMut, rt};
 
-use super::work::WORK_ITEM_BYTES_MAX;
+use super::pending_changes::{PendingChanges, SharedChanges};
 use crate::events;
 use crate::fault::{Mutant, hold_up, mutant};
-use crate::followers::FOLLOWERS_MAX;
-use crate::followers::message::{Candidate, ToFollower};
+use crate::followers::message::{Announcement, Candidate, ToFollower};
 use crate::followers::work::{NO_WORK, WorkItems};
+use crate::followers::{FOLLOWERS_MAX, SILENT_HEARTBEATS_MAX};
 use crate::lease::{FollowerId, LeaseGrantor};
+use crate::load::{LoadReport, ReportedNode};
 
 /// Updates that may wait for one follower; one more and it is fenced.
 pub const UPDATES_MAX: usize = 256;
@@ -50,26 +52,38 @@ pub struct FollowerTable {
 }
 
 #[derive(Default)]
-struct FollowerTableState {
-    members: BTreeMap<FollowerId, FollowerEntry>,
+pub(super) struct FollowerTableState {
+    pub(super) members: BTreeMap<FollowerId, FollowerEntry>,
     grantor: LeaseGrantor,
+    /// Changes logged since the last update.
+    shared: SharedChanges,
+    /// The updates for whose acknowledgements somebody waits.
+    awaited: Vec<AwaitedUpdate>,
     /// Followers that have left: when the last lease of each ends, and the lowest height it may read at until then.
     ended: Vec<(Instant, u64)>,
     /// The position of the last update.
-    sequence: u64,
+    pub(super) sequence: u64,
     /// The highest floor ever returned: nobody reads below it.
     floor: u64,
     next: u32,
-    asked: u64,
+    pub(super) asked: u64,
 }
 
-struct FollowerEntry {
+/// An update, and the followers whose leases keep its block from being shown.
+struct AwaitedUpdate {
+    sequence: u64,
+    behind: BTreeSet<FollowerId>,
+}
+
+pub(super) struct FollowerEntry {
     /// The name by which a caller decides on trust: the one that the link proved, else one given at joining.
-    name: Arc<str>,
-    updates: Sender<Bytes>,
+    pub(super) name: Arc<str>,
+    /// The version of the protocol on its link.
+    pub(super) version: u32,
+    pub(super) updates: Sender<GatherList>,
     /// Changes logged since the last update.
-    pending: BytesMut,
-    acked: u64,
+    pending: PendingChanges,
+    pub(super) acked: u64,
     floor: u64,
     /// The time, by the follower's clock, at which it last asked for a lease, until that lease is granted.
     asked: Option<u64>,
@@ -77,9 +91,15 @@ struct FollowerEntry {
     question: Option<(u64, OneshotSender<Vec<bool>>)>,
     /// How often it delayed commits lately; see [`LATENESS_MAX`].
     lateness: u8,
-    /// How busy it is, in percent.
-    load: u8,
-    work_items: WorkItems,
+    /// How busy it is; [`NO_WORK`] percent if it takes no work.
+    pub(super) load: LoadReport,
+    /// When that was reported; `None` before its first acknowledgement.
+    heard: Option<Instant>,
+    /// Heartbeats since its last acknowledgement.
+    silent: u32,
+    /// What it says about itself.
+    pub(super) announced: Announcement,
+    pub(super) work_items: WorkItems,
     /// Ends the link.
     stop: CancellationToken,
 }
@@ -93,7 +113,7 @@ pub struct LeaseRequest {
 
 impl FollowerTableState {
     /// When the follower's lease ends, if it has a live one.
-    fn live_until(&self, follower: FollowerId, now: Instant) -> Option<Instant> {
+    pub(super) fn live_until(&self, follower: FollowerId, now: Instant) -> Option<Instant> {
         self.grantor.ends(follower).filter(|ends| *ends > now)
     }
 
@@ -108,10 +128,25 @@ impl FollowerTableState {
         events::Followers.add(-1);
         events::FollowersFenced.add(1);
     }
+
+    /// The followers that hold a lease and have not acknowledged the update.
+    fn behind(&self, sequence: u64, now: Instant) -> impl Iterator<Item = (FollowerId, Instant)> + '_ {
+        let behind = self.members.iter().filter(move |(_, member)| member.acked < sequence);
+        behind.filter_map(move |(follower, _)| Some((*follower, self.live_until(*follower, now)?)))
+    }
+
+    /// Notes that a follower has acknowledged everything up to an update. Returns whether somebody waits for just that.
+    fn note_acknowledged(&mut self, follower: FollowerId, acked: u64) -> bool {
+        let mut is_last = false;
+        for awaited in self.awaited.iter_mut().filter(|awaited| awaited.sequence <= acked) {
+            is_last |= awaited.behind.remove(&follower) && awaited.behind.is_empty();
+        }
+        is_last
+    }
 }
 
 impl FollowerTable {
-    fn state(&self) -> MutexGuard<'_, FollowerTableState> {
+    pub(super) fn state(&self) -> MutexGuard<'_, FollowerTableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,7 +168,8 @@ impl FollowerTable {
         &self,
         follower: FollowerId,
         name: Arc<str>,
-        updates: Sender<Bytes>,
+        version: u32,
+        updates: Sender<GatherList>,
         floor: u64,
         stop: CancellationToken,
     ) -> bool {
@@ -141,21 +177,21 @@ impl FollowerTable {
         if state.members.len() >= FOLLOWERS_MAX {
             return false;
         }
-        let (pending, asked, question) = (BytesMut::new(), None, None);
-        let acked = state.sequence;
-        let (load, pieces) = (NO_WORK, WorkItems::default());
-        let lateness = 0;
         let member = FollowerEntry {
             name,
+            version,
             updates,
-            pending,
-            acked,
+            pending: state.shared.joined_here(),
+            acked: state.sequence,
             floor,
-            asked,
-            question,
-            lateness,
-            load,
-            work_items: pieces,
+            asked: None,
+            question: None,
+            lateness: 0,
+            load: LoadReport { percent: NO_WORK, queued: 0 },
+            heard: None,
+            silent: 0,
+            announced: Announcement::default(),
+            work_items: WorkItems::default(),
             stop,
         };
         state.members.insert(follower, member);
@@ -170,6 +206,51 @@ impl FollowerTable {
     pub fn remove(&self, follower: FollowerId) {
         self.state().remove(follower, rt::now());
         self.progress.notify_waiters();
+    }
+
+    /// Removes a follower that has left: it has said that it answers nothing any more, so its lease counts no longer.
+    pub fn leave(&self, follower: FollowerId) {
+        let mut state = self.state();
+        // Before it is removed, so that nothing is left to wait for.
+        state.grantor.fence(follower, rt::now());
+        state.remove(follower, rt::now());
+        drop(state);
+        events::FollowersLeft.add(1);
+        self.progress.notify_waiters();
+    }
+
+    /// Takes what a follower says about itself. A node has one session: an earlier one of the same name, whose link has
+    /// ended unnoticed, is over.
+    pub fn announce(&self, follower: FollowerId, announced: Announcement) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let Some(member) = state.members.get_mut(&follower) else { return };
+        member.announced = announced;
+        let name = Arc::clone(&member.name);
+        let earlier = state.members.range(..follower).filter(|(_, member)| member.name == name);
+        let earlier: Vec<FollowerId> = earlier.map(|(earlier, _)| *earlier).collect();
+        earlier.iter().for_each(|earlier| state.remove(*earlier, rt::now()));
+        drop(guard);
+        if !earlier.is_empty() {
+            self.progress.notify_waiters();
+        }
+    }
+
+    /// The followers, as they have reported themselves. One that has acknowledged nothing yet is left out: it cannot
+    /// answer.
+    pub fn reported(&self) -> Vec<ReportedNode> {
+        let now = rt::now();
+        let state = self.state();
+        let reported = state.members.values().filter_map(|member| {
+            Some(ReportedNode {
+                name: Arc::clone(&member.name),
+                addresses: member.announced.addresses.clone(),
+                load: LoadReport { percent: member.load.percent.min(100), ..member.load },
+                age: now.since(member.heard?.min(now)),
+                is_draining: member.announced.is_draining,
+            })
+        });
+        reported.collect()
     }
 
     /// Removes all followers.
@@ -201,13 +282,16 @@ impl FollowerTable {
         let mut bytes = BytesMut::new();
         log(&mut bytes);
         let mut state = self.state();
-        state.members.values_mut().for_each(|member| member.pending.extend_from_slice(&bytes));
+        state.shared.extend(&bytes);
+        state.members.values_mut().for_each(|member| member.pending.extend(&bytes));
     }
 
     /// As [`FollowerTable::log`], for one follower.
     pub fn log_for(&self, follower: FollowerId, log: impl FnOnce(&mut BytesMut)) {
-        if let Some(member) = self.state().members.get_mut(&follower) {
-            log(&mut member.pending);
+        let mut guard = self.state();
+        let state = &mut *guard;
+        if let Some(member) = state.members.get_mut(&follower) {
+            log(member.pending.own(&state.shared));
         }
     }
 
@@ -230,19 +314,21 @@ impl FollowerTable {
         let state = &mut *guard;
         state.sequence += 1;
         let (sequence, oldest) = (state.sequence, state.floor);
+        let shared = state.shared.take();
         let mut gone = Vec::new();
         for (holder, member) in &mut state.members {
             let mut granted = 0;
-            if let Some(asked) = grants.iter().find(|asked| asked.follower == *holder)
+            // Both are in the order of the followers' numbers.
+            if let Ok(place) = grants.binary_search_by_key(holder, |asked| asked.follower)
                 && state.grantor.grant(*holder, now)
             {
-                granted = asked.at;
-                member.asked = member.asked.filter(|at| *at != asked.at);
+                granted = grants[place].at;
+                member.asked = member.asked.filter(|at| *at != granted);
             }
-            let changes = member.pending.split().freeze();
+            let changes = member.pending.take(&shared);
             let is_short = changes.len() <= CHANGES_BYTES_MAX;
-            let update = ToFollower::Update { sequence, granted, oldest, notes_uses, changes };
-            if !is_short || member.updates.try_send(update.encode()).is_err() {
+            let update = ToFollower::update(sequence, granted, oldest, notes_uses, changes);
+            if !is_short || member.updates.try_send(update).is_err() {
                 gone.push(*holder);
             }
         }
@@ -258,6 +344,31 @@ impl FollowerTable {
         sequence
     }
 
+    /// Counts a heartbeat, and fences the followers that have left too many of them unanswered: their processes have
+    /// ended or are suspended. One that joins is given the time that its catching up takes.
+    pub fn count_heartbeat(&self) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let mut silent = Vec::new();
+        for (follower, member) in state.members.iter_mut().filter(|(_, member)| member.heard.is_some()) {
+            member.silent += 1;
+            if member.silent > SILENT_HEARTBEATS_MAX && !mutant(Mutant::KeepSilent) {
+                silent.push((*follower, Arc::clone(&member.name)));
+            }
+        }
+        for (follower, name) in &silent {
+            tracing::warn!(
+                follower = &**name,
+                "a compute node of this peer is silent and is fenced; it may join again"
+            );
+            state.remove(*follower, rt::now());
+        }
+        drop(guard);
+        if !silent.is_empty() {
+            self.progress.notify_waiters();
+        }
+    }
+
     /// Step 6, when a block is applied: sends the logged changes, and waits until every follower has applied them or
     /// holds no lease. `notes_uses` says, when they are sent, whether followers are to note which records they use.
     pub async fn notify(&self, notes_uses: impl FnOnce() -> bool) {
@@ -267,17 +378,24 @@ impl FollowerTable {
     }
 
     /// Takes a follower's acknowledgement of an update.
-    pub fn acknowledge(&self, follower: FollowerId, sequence: u64, asked: u64, floor: u64, load: u8) {
+    pub fn acknowledge(&self, follower: FollowerId, sequence: u64, asked: u64, floor: u64, load: LoadReport) {
         let mut state = self.state();
         let newest = state.sequence;
-        if let Some(member) = state.members.get_mut(&follower) {
-            member.acked = member.acked.max(sequence.min(newest));
-            member.floor = member.floor.max(floor);
-            member.asked = Some(asked);
-            member.load = load;
-        }
+        let Some(member) = state.members.get_mut(&follower) else { return };
+        member.acked = member.acked.max(sequence.min(newest));
+        member.floor = member.floor.max(floor);
+        member.asked = Some(asked);
+        member.load = load;
+        member.heard = Some(rt::now());
+        member.silent = 0;
+        let acked = member.acked;
+        let is_last = state.note_acknowledged(follower, acked);
         drop(state);
-        self.progress.notify_waiters();
+        // Nobody is woken by any other acknowledgement, so that a block costs its primary one wake-up, not one for each
+        // follower.
+        if is_last {
+            self.progress.notify_waiters();
+        }
     }
 
     /// Waits until every follower has acknowledged the update, or its lease has ended. A follower whose lease ends too
@@ -286,14 +404,19 @@ impl FollowerTable {
         if mutant(Mutant::CountUnacknowledged) {
             return;
         }
+        let _awaiting = self.await_update(sequence);
         loop {
             let progress = self.progress.notified();
             let now = rt::now();
             let until = {
-                let state = self.state();
-                let behind = state.members.iter().filter(|(_, member)| member.acked < sequence);
-                let leases = behind.filter_map(|(holder, _)| state.live_until(*holder, now));
-                leases.chain(state.ended.iter().map(|(ends, _)| *ends).filter(|ends| *ends > now)).min()
+                let mut state = self.state();
+                let behind: BTreeMap<FollowerId, Instant> = state.behind(sequence, now).collect();
+                let ended = state.ended.iter().map(|(ends, _)| *ends).filter(|ends| *ends > now);
+                let until = behind.values().copied().chain(ended).min();
+                if let Some(awaited) = state.awaited.iter_mut().find(|awaited| awaited.sequence == sequence) {
+                    awaited.behind = behind.into_keys().collect();
+                }
+                until
             };
             let Some(until) = until else { return self.note_punctual(sequence) };
             // Whichever comes first; then check again.
@@ -301,6 +424,12 @@ impl FollowerTable {
                 self.note_late(sequence, until);
             }
         }
+    }
+
+    /// Has the acknowledgement that completes those of an update wake the caller that waits, until the value is dropped.
+    fn await_update(&self, sequence: u64) -> AwaitingUpdate<'_> {
+        self.state().awaited.push(AwaitedUpdate { sequence, behind: BTreeSet::new() });
+        AwaitingUpdate { followers: self, sequence }
     }
 
     /// Every follower with a lease has acknowledged the update.
@@ -377,7 +506,7 @@ impl FollowerTable {
                 let member = state.members.get_mut(&holder).expect("it is one of them");
                 let (answer, answered) = oneshot();
                 member.question = Some((number, answer));
-                if member.updates.try_send(question.clone()).is_ok() {
+                if member.updates.try_send(question.clone().into()).is_ok() {
                     answers.push(answered);
                 }
             }
@@ -390,66 +519,6 @@ impl FollowerTable {
             }
         }
         in_use
-    }
-
-    /// A work permit for an item at this height, at a trusted follower with at most this load ([`crate::followers::work`]).
-    pub fn work_permit(
-        self: &Arc<Self>,
-        load_max: u8,
-        height: u64,
-        trusts: &dyn Fn(&str) -> bool,
-    ) -> Option<WorkPermit> {
-        if !self.any() {
-            return None;
-        }
-        let now = rt::now();
-        let mut guard = self.state();
-        let state = &mut *guard;
-        let is_fit = |holder: &FollowerId, member: &FollowerEntry| {
-            member.load <= load_max
-                && member.work_items.have_capacity(now)
-                && trusts(&member.name)
-                && state.live_until(*holder, now).is_some()
-        };
-        let fit = state.members.iter().filter(|(holder, member)| is_fit(holder, member));
-        let (holder, _) = fit.min_by_key(|(_, member)| (member.work_items.count(), member.load))?;
-        let holder = *holder;
-        state.asked += 1;
-        let (number, position) = (state.asked, state.sequence);
-        let member = state.members.get_mut(&holder).expect("it is one of them");
-        member.work_items.open(number, position, height);
-        let name = Arc::clone(&member.name);
-        Some(WorkPermit::new(Arc::clone(self), holder, name, number))
-    }
-
-    /// Sends a work item under its permit; `None` if the follower has left.
-    pub(super) fn send_work(
-        &self,
-        holder: FollowerId,
-        number: u64,
-        piece: Bytes,
-    ) -> Option<OneshotReceiver<Option<Bytes>>> {
-        let mut state = self.state();
-        let member = state.members.get_mut(&holder)?;
-        let (answer, answered) = oneshot();
-        let height = member.work_items.sent(number, answer)?;
-        member.updates.try_send(ToFollower::Work { number, height, item: piece }.encode()).ok()?;
-        Some(answered)
-    }
-
-    /// Takes a follower's answer to a work item.
-    pub(super) fn work_done(&self, follower: FollowerId, number: u64, height: u64, answer: Bytes) {
-        let mut state = self.state();
-        let is_live = state.live_until(follower, rt::now()).is_some();
-        let Some(member) = state.members.get_mut(&follower) else { return };
-        let is_in_fold = is_live || mutant(Mutant::CountLapsed);
-        member.work_items.done(number, height, answer, is_in_fold, member.acked);
-    }
-
-    pub(super) fn close_work(&self, follower: FollowerId, number: u64, has_failed: bool) {
-        if let Some(member) = self.state().members.get_mut(&follower) {
-            member.work_items.close(number, has_failed);
-        }
     }
 
     /// Takes a follower's answer to a question.
@@ -469,47 +538,24 @@ impl Drop for FollowerTable {
     }
 }
 
-/// A work permit at one follower, until it is dropped.
-pub struct WorkPermit {
-    followers: Arc<FollowerTable>,
-    follower: FollowerId,
-    name: Arc<str>,
-    number: u64,
-    has_failed: bool,
+/// See [`FollowerTable::await_update`].
+struct AwaitingUpdate<'a> {
+    followers: &'a FollowerTable,
+    sequence: u64,
 }
 
-impl WorkPermit {
-    pub(super) fn new(followers: Arc<FollowerTable>, follower: FollowerId, name: Arc<str>, number: u64) -> WorkPermit {
-        WorkPermit { followers, follower, name, number, has_failed: false }
-    }
-
-    /// The follower's name: the one that its link proved, or else one that it has until it joins again.
-    pub fn follower(&self) -> &Arc<str> {
-        &self.name
-    }
-
-    /// Has the follower do a work item of at most [`WORK_ITEM_BYTES_MAX`] bytes, and waits that long for its answer.
-    pub async fn work(mut self, item: Bytes, timeout: Duration) -> Option<Bytes> {
-        assert!(item.len() <= WORK_ITEM_BYTES_MAX, "work items are bounded");
-        let answer = match self.followers.send_work(self.follower, self.number, item) {
-            Some(answer) => rt::timeout(timeout, answer).await.ok().and_then(Result::ok).flatten(),
-            None => None,
-        };
-        self.has_failed = answer.is_none();
-        if self.has_failed { &events::WorkItemsFailed } else { &events::WorkItemsDone }.add(1);
-        answer
-    }
-}
-
-impl Drop for WorkPermit {
+impl Drop for AwaitingUpdate<'_> {
     fn drop(&mut self) {
-        self.followers.close_work(self.follower, self.number, self.has_failed);
+        let mut state = self.followers.state();
+        if let Some(place) = state.awaited.iter().position(|awaited| awaited.sequence == self.sequence) {
+            state.awaited.swap_remove(place);
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use base::rt::channel::bounded;
+    use base::rt::channel::{Receiver, bounded};
     use base::rt::simulation::Simulation;
 
     use super::*;
@@ -525,16 +571,16 @@ mod tests {
                     let holders = FollowerTable::default();
                     let (updates, _told) = bounded(UPDATES_MAX);
                     let (holder, stop) = (holders.number(), CancellationToken::new());
-                    assert!(holders.add(holder, "reader".into(), updates, 0, stop.clone()));
+                    assert!(holders.add(holder, "reader".into(), 3, updates, 0, stop.clone()));
                     for commit in 1..100u64 {
                         // It gets its lease first, and acknowledges that update.
                         let known = holders.state().sequence;
-                        holders.acknowledge(holder, known, commit, 0, 0);
+                        holders.acknowledge(holder, known, commit, 0, LoadReport::default());
                         let granted = holders.flush(&holders.lease_requests(), false);
-                        holders.acknowledge(holder, granted, commit, 0, 0);
+                        holders.acknowledge(holder, granted, commit, 0, LoadReport::default());
                         let sequence = holders.flush(&[], false);
                         if punctual_every > 0 && commit % punctual_every != 0 {
-                            holders.acknowledge(holder, sequence, commit, 0, 0);
+                            holders.acknowledge(holder, sequence, commit, 0, LoadReport::default());
                         }
                         let begun = rt::now();
                         holders.wait_acknowledged(sequence).await;
@@ -554,5 +600,109 @@ mod tests {
                 _ => assert_eq!(fenced_after, None, "now and then"),
             }
         }
+    }
+
+    #[test]
+    fn a_node_that_joins_again_ends_its_earlier_session() {
+        let run = Simulation::new(1).run(|_| async {
+            let (table, followers) = with_followers(2);
+            table.announce(followers[1].0, Announcement::default());
+            assert!(followers[0].2.is_cancelled() && table.ids() == [followers[1].0], "both have one name");
+            assert_eq!(table.acknowledged_below(), 0, "the lease of the earlier session is waited for");
+        });
+        run.expect("the scenario completes");
+    }
+
+    /// A follower, what was sent to it, and what ends its link.
+    type TestFollower = (FollowerId, Receiver<GatherList>, CancellationToken);
+
+    /// A table with followers that hold leases and have acknowledged everything, and what was sent to each.
+    fn with_followers(count: usize) -> (Arc<FollowerTable>, Vec<TestFollower>) {
+        let table = Arc::new(FollowerTable::default());
+        let join = |_| {
+            let (updates, sent) = bounded(UPDATES_MAX);
+            let (follower, stop) = (table.number(), CancellationToken::new());
+            assert!(table.add(follower, "node".into(), 3, updates, 0, stop.clone()));
+            (follower, sent, stop)
+        };
+        let followers: Vec<_> = (0..count).map(join).collect();
+        followers.iter().for_each(|(follower, ..)| table.acknowledge(*follower, 0, 1, 0, LoadReport::default()));
+        table.flush(&table.lease_requests(), false);
+        (table, followers)
+    }
+
+    /// FlexChain's answer to every invalidation, for as many nodes as a peer may have: the primary, which waits for a
+    /// block, is woken once, by the last of them, and the changes are kept once.
+    #[test]
+    fn the_last_of_sixty_three_followers_wakes_the_primary_and_no_other_does() {
+        let run = Simulation::new(1).run(|_| async {
+            let (table, mut followers) = with_followers(FOLLOWERS_MAX);
+            assert!(!table.add(table.number(), "one more".into(), 3, bounded(1).0, 0, CancellationToken::new()));
+            for (_, sent, _) in &mut followers {
+                sent.recv().await.expect("the update that granted the lease");
+            }
+            table.log(|bytes| bytes.extend_from_slice(&[7; 10_000]));
+            let waiting = Arc::clone(&table);
+            let waiting = rt::spawn(async move { waiting.notify(|| false).await });
+            let mut changes = Vec::new();
+            for (_, sent, _) in &mut followers {
+                let update = sent.recv().await.expect("it was sent");
+                changes.push(update.as_slice()[1].as_ptr() as usize);
+            }
+            assert!(changes.iter().all(|bytes| *bytes == changes[0]), "the followers share the bytes");
+            let mut woken = 0;
+            for (follower, ..) in &followers {
+                assert!(!waiting.is_finished());
+                let progress = table.progress.notified();
+                table.acknowledge(*follower, u64::MAX, 2, 0, LoadReport::default());
+                woken += u32::from(rt::timeout(Duration::from_nanos(1), progress).await.is_ok());
+            }
+            assert_eq!(woken, 1);
+            waiting.await.expect("it has ended");
+        });
+        run.expect("the scenario completes");
+    }
+
+    #[test]
+    fn a_follower_that_leaves_holds_nobody_up_and_one_that_is_silent_is_fenced() {
+        let run = Simulation::new(1).run(|_| async {
+            let (table, followers) = with_followers(3);
+            let (left, silent, awake) = (&followers[0], &followers[1], &followers[2]);
+            let begun = rt::now();
+            table.leave(left.0);
+            assert!(left.2.is_cancelled() && table.ids() == [silent.0, awake.0]);
+            let sequence = table.flush(&[], false);
+            for (follower, ..) in [silent, awake] {
+                table.acknowledge(*follower, sequence, 2, 0, LoadReport::default());
+            }
+            table.wait_acknowledged(sequence).await;
+            assert!(begun.elapsed() < Duration::from_millis(1), "its lease had not ended, and nobody waited");
+            assert!(table.acknowledged_below() >= sequence, "nor do buffers");
+            for _ in 0..=SILENT_HEARTBEATS_MAX {
+                assert!(!silent.2.is_cancelled());
+                table.count_heartbeat();
+                let load = LoadReport { percent: 30, queued: 2 };
+                table.acknowledge(awake.0, sequence, 3, 0, load);
+            }
+            assert!(silent.2.is_cancelled() && !awake.2.is_cancelled());
+            rt::sleep(Duration::from_millis(5)).await;
+            let reported = table.reported();
+            let [node] = &reported[..] else { panic!("one is left: {reported:?}") };
+            assert_eq!(node.load, LoadReport { percent: 30, queued: 2 });
+            assert!((Duration::from_millis(5)..Duration::from_millis(6)).contains(&node.age), "{:?}", node.age);
+        });
+        run.expect("the scenario completes");
+    }
+
+    #[test]
+    fn a_primary_that_keeps_silent_followers_is_noticed() {
+        crate::fault::plant(Mutant::KeepSilent);
+        let kept = Simulation::new(1).run(|_| async {
+            let (table, followers) = with_followers(1);
+            (0..=SILENT_HEARTBEATS_MAX).for_each(|_| table.count_heartbeat());
+            !followers[0].2.is_cancelled()
+        });
+        crate::fault::plant(Mutant::None);
+        assert!(kept.expect("the scenario completes").value, "the test above would fail");
     }
 }

@@ -9,11 +9,21 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
+use base::rt::net::GatherList;
 use wire::hello::{Hello, HelloAnswer};
 use wire::{Malformed, Reader, VersionRange, Writer};
 
+use crate::load::{LoadReport, NodeAddresses};
+
 /// The versions that this program speaks. The newest is raised with every change of the messages or of their meaning.
-pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::only(2);
+/// Followers of version 2 report no queue, do not announce themselves, and get no work: their work items were smaller.
+pub const PROTOCOL_VERSIONS: VersionRange = VersionRange::new(2, 3);
+/// The first version in which a follower announces itself, reports its queue, and says that it leaves.
+pub const ANNOUNCED_SINCE: u32 = 3;
+/// The first version whose followers take the work items of this program.
+pub const WORK_VERSION_MIN: u32 = 3;
+/// Bytes of one text that a follower announces.
+const ANNOUNCED_BYTES_MAX: usize = 512;
 const PURPOSE: [u8; 8] = *b"HDLRFOLL";
 /// Candidates in one question at most.
 pub const CANDIDATES_MAX: usize = 1024;
@@ -21,6 +31,17 @@ pub const CANDIDATES_MAX: usize = 1024;
 /// A record that the primary may evict, as the replicated state names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate(pub [u64; 2]);
+
+/// What a follower says about itself.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Announcement {
+    /// Where it answers.
+    pub addresses: NodeAddresses,
+    /// The name of the processors whose load it reports ([`NodeLoad::processors`](crate::load::NodeLoad::processors)).
+    pub processors: String,
+    /// Whether it is about to leave: it finishes what it has, and is to get nothing new.
+    pub is_draining: bool,
+}
 
 /// Messages of a follower.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,7 +61,13 @@ pub enum ToPrimary {
         floor: u64,
         /// How busy the follower's cores are, in percent; [`NO_WORK`](crate::followers::work::NO_WORK) if it takes no work.
         load: u8,
+        /// What the follower has accepted and not answered; `None` before [`ANNOUNCED_SINCE`].
+        queued: Option<u16>,
     },
+    /// What the follower says about itself: after its welcome, and when it changes.
+    Announce(Announcement),
+    /// The follower has ended its session: it answers nothing any more, whatever lease it holds.
+    Leave,
     /// Which of the candidates are in use, in the order asked.
     InUse {
         /// The number of the question.
@@ -122,6 +149,8 @@ mod kind {
     pub const ACK: u8 = 0x02;
     pub const IN_USE: u8 = 0x03;
     pub const DONE: u8 = 0x06;
+    pub const ANNOUNCE: u8 = 0x07;
+    pub const LEAVE: u8 = 0x08;
     pub const WELCOME: u8 = 0x81;
     pub const CATCH_UP: u8 = 0x82;
     pub const UPDATE: u8 = 0x83;
@@ -130,6 +159,12 @@ mod kind {
 }
 
 impl ToPrimary {
+    /// The acknowledgement of an update on a link of this version.
+    pub fn ack(version: u32, sequence: u64, asked: u64, floor: u64, load: LoadReport) -> ToPrimary {
+        let queued = (version >= ANNOUNCED_SINCE).then_some(load.queued);
+        ToPrimary::Ack { sequence, asked, floor, load: load.percent, queued }
+    }
+
     /// The bytes of the message, as docs/formats/followers.md draws them.
     pub fn encode(&self) -> Bytes {
         let mut writer = Writer::new();
@@ -137,9 +172,15 @@ impl ToPrimary {
             ToPrimary::Join { versions } => {
                 writer.u8(kind::JOIN).put(&Hello { purpose: PURPOSE, versions: *versions }.encode())
             }
-            ToPrimary::Ack { sequence, asked, floor, load } => {
-                writer.u8(kind::ACK).u64s([*sequence, *asked, *floor]).u8(*load)
+            ToPrimary::Ack { sequence, asked, floor, load, queued } => {
+                writer.u8(kind::ACK).u64s([*sequence, *asked, *floor]).u8(*load);
+                queued.iter().fold(&mut writer, |writer, queued| writer.u16(*queued))
             }
+            ToPrimary::Announce(Announcement { addresses, processors, is_draining }) => {
+                writer.u8(kind::ANNOUNCE).flag(*is_draining);
+                writer.text(&addresses.own).text(&addresses.others).text(processors)
+            }
+            ToPrimary::Leave => writer.u8(kind::LEAVE),
             ToPrimary::InUse { number, in_use } => {
                 writer.u8(kind::IN_USE).u64(*number);
                 in_use.iter().fold(&mut writer, |writer, one| writer.flag(*one))
@@ -167,7 +208,9 @@ impl ToPrimary {
             }
             kind::ACK => {
                 let (sequence, asked, floor) = (reader.u64()?, reader.u64()?, reader.u64()?);
-                ToPrimary::Ack { sequence, asked, floor, load: reader.u8()? }
+                let load = reader.u8()?;
+                let queued = if reader.is_empty() { None } else { Some(reader.u16()?) };
+                ToPrimary::Ack { sequence, asked, floor, load, queued }
             }
             kind::IN_USE => {
                 let number = reader.u64()?;
@@ -177,6 +220,14 @@ impl ToPrimary {
                 }
                 ToPrimary::InUse { number, in_use: bits.iter().map(|bit| *bit == 1).collect() }
             }
+            kind::ANNOUNCE => {
+                let is_draining = reader.flag()?;
+                let mut text = || reader.text(ANNOUNCED_BYTES_MAX);
+                let (own, others, processors) = (text()?, text()?, text()?);
+                let addresses = NodeAddresses { own, others };
+                ToPrimary::Announce(Announcement { addresses, processors, is_draining })
+            }
+            kind::LEAVE => ToPrimary::Leave,
             request::FILL | request::PERSIST => return Ok(ToPrimary::Request(bytes)),
             kind::DONE => {
                 let (number, height) = (reader.u64()?, reader.u64()?);
@@ -190,6 +241,13 @@ impl ToPrimary {
 }
 
 impl ToFollower {
+    /// An update as it is sent: its changes are shared with the updates of other followers.
+    pub fn update(sequence: u64, granted: u64, oldest: u64, notes_uses: bool, changes: Bytes) -> GatherList {
+        let mut writer = Writer::new();
+        let head = writer.u8(kind::UPDATE).u64s([sequence, granted, oldest]).flag(notes_uses).done();
+        vec![head, changes].into()
+    }
+
     /// The bytes of the message, as docs/formats/followers.md draws them.
     pub fn encode(&self) -> Bytes {
         let mut writer = Writer::new();
@@ -198,8 +256,8 @@ impl ToFollower {
             ToFollower::OtherVersions(hello) => writer.u8(kind::WELCOME).put(&hello.encode()),
             ToFollower::CatchUp { changes } => writer.u8(kind::CATCH_UP).put(changes),
             ToFollower::Update { sequence, granted, oldest, notes_uses, changes } => {
-                writer.reserve(changes.len().saturating_add(26)).u8(kind::UPDATE);
-                writer.u64s([*sequence, *granted, *oldest]).flag(*notes_uses).put(changes)
+                let update = ToFollower::update(*sequence, *granted, *oldest, *notes_uses, changes.clone());
+                return update.concat();
             }
             ToFollower::InUseQuery { number, candidates } => {
                 writer.u8(kind::IN_USE_QUERY).u64(*number);

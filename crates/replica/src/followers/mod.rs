@@ -45,7 +45,8 @@
 //!
 //! Ends:
 //! 10. The primary fences a follower in any of these cases: its link is lost; more than [`UPDATES_MAX`] updates wait
-//!     for it; the changes of one update exceed [`CHANGES_BYTES_MAX`]; its late acknowledgements keep delaying blocks.
+//!     for it; the changes of one update exceed [`CHANGES_BYTES_MAX`]; its late acknowledgements keep delaying blocks;
+//!     it leaves [`SILENT_HEARTBEATS_MAX`] heartbeats in a row without an acknowledgement, as a suspended process does.
 //!     The primary then revokes the follower's capabilities, and raises no height until the follower's lease has ended.
 //!     The follower joins again, with empty caches. A follower that receives nothing for [`SILENCE_TIMEOUT`], or gets
 //!     no lease for [`LEASELESS_TIMEOUT`], ends the session itself.
@@ -53,11 +54,22 @@
 //!     granted has ended, the new primary raises no height, and does not show the height that it finds. The old
 //!     primary's followers join the new one; the new primary's own process may have been one of them.
 //!
+//! Coming and going while the primary runs:
+//! 12. The primary needs no list of its followers: it admits any node that its port admits, up to [`FOLLOWERS_MAX`].
+//!     After its welcome, a follower announces where it answers ([`message::Announcement`]), and reports its load with
+//!     each acknowledgement ([`crate::load`]). The primary passes both on to callers that ask ([`FollowerTable::reported`]).
+//! 13. A follower that is to leave announces that it drains ([`Follower::drain`]): the primary gives it no more work,
+//!     and passes this on. It answers what it has, under its lease as before.
+//! 14. Then it ends its session, so that nothing is answered from it any more, and only then says that it leaves
+//!     ([`Follower::leave`]). The primary removes it without waiting for its lease: no block is delayed. If this message
+//!     is lost, the link ends, and the primary waits for the lease as in step 10.
+//!
 //! Invariants:
 //! * Once the primary has raised a height, every answer of a follower from a snapshot taken afterwards is at this
 //!   height or above.
 //! * A snapshot at height `h` sees exactly the blocks below `h`, at any node.
 //! * Only the primary writes to remote memory.
+//! * A lease is waived by its holder alone, after the holder has ceased to answer.
 //! * A follower may show a height a little before the primary raises it; the block is durable, so the height is never
 //!   taken back.
 
@@ -66,12 +78,15 @@ mod follower_table;
 mod joined;
 mod limits;
 pub mod message;
+mod pending_changes;
+mod permits;
 mod serve;
 pub mod work;
 
 pub use follower::{FailoverTimeouts, FindPrimary, Follower, Replica, ReplicaError, ReplicaFactory};
-pub use follower_table::{CHANGES_BYTES_MAX, FollowerTable, LeaseRequest, UPDATES_MAX, WorkPermit};
+pub use follower_table::{CHANGES_BYTES_MAX, FollowerTable, LeaseRequest, UPDATES_MAX};
 pub use joined::JoinedState;
-pub use limits::{FOLLOWERS_MAX, HEARTBEAT, JOIN_TIMEOUT, LEASELESS_TIMEOUT, SILENCE_TIMEOUT};
+pub use limits::{FOLLOWERS_MAX, HEARTBEAT, JOIN_TIMEOUT, LEASELESS_TIMEOUT, SILENCE_TIMEOUT, SILENT_HEARTBEATS_MAX};
+pub use permits::WorkPermit;
 pub use serve::{Admission, ChangeBatches, EarlierLeases, MissedState, PrimaryState, send_heartbeats, serve_follower};
 pub use work::WorkHandler;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use base::rt::channel::{Sender, bounded};
-use base::rt::net::{Link, LinkReceiver};
+use base::rt::net::{GatherList, Link, LinkReceiver};
 use base::rt::{self, CancellationToken, Instant};
 use base::{Bytes, BytesMut};
 use storage::StateStore;
@@ -16,6 +16,7 @@ use crate::followers::follower_table::{FollowerTable, UPDATES_MAX};
 use crate::followers::message::{PROTOCOL_VERSIONS, ToFollower, ToPrimary};
 use crate::followers::{HEARTBEAT, JOIN_TIMEOUT};
 use crate::lease::{FollowerId, LEASE, REUSE_AFTER};
+use crate::load::LoadReport;
 use crate::{Error, events};
 
 /// Bytes of one message of the state that a joining follower has missed.
@@ -64,7 +65,8 @@ pub struct Admission<'a> {
     followers: &'a FollowerTable,
     follower: FollowerId,
     name: Arc<str>,
-    updates: Sender<Bytes>,
+    version: u32,
+    updates: Sender<GatherList>,
     stop: CancellationToken,
 }
 
@@ -79,7 +81,7 @@ impl Admission<'_> {
     /// # Errors
     /// [`Error::Busy`] when there are too many followers.
     pub fn enter(self, floor: u64) -> Result<(), Error> {
-        match self.followers.add(self.follower, self.name, self.updates, floor, self.stop) {
+        match self.followers.add(self.follower, self.name, self.version, self.updates, floor, self.stop) {
             true => Ok(()),
             false => Err(Error::Busy),
         }
@@ -145,10 +147,17 @@ pub async fn serve_follower<S: PrimaryState>(state: &Arc<S>, link: Link) -> Resu
     let proven: Option<Arc<str>> = link.peer().map(Arc::from);
     let (sender, mut receiver) = link.split();
     let Ok(Ok(join)) = rt::timeout(JOIN_TIMEOUT, receiver.receive()).await else { return Ok(()) };
-    let versions = match ToPrimary::decode(join) {
-        Ok(ToPrimary::Join { versions }) if PROTOCOL_VERSIONS.choose(versions).is_ok() => versions,
-        other => {
-            tracing::warn!(?other, ours = %PROTOCOL_VERSIONS, "not a follower of these versions; upgrade the older compute node");
+    let join = ToPrimary::decode(join);
+    let chosen = match &join {
+        Ok(ToPrimary::Join { versions }) => {
+            PROTOCOL_VERSIONS.choose(*versions).map(|version| (*versions, version)).ok()
+        }
+        _ => None,
+    };
+    let (versions, version) = match chosen {
+        Some(chosen) => chosen,
+        None => {
+            tracing::warn!(other = ?join, ours = %PROTOCOL_VERSIONS, "not a follower of these versions; upgrade the older compute node");
             let refusal = ToFollower::OtherVersions(HelloAnswer::refuse(PROTOCOL_VERSIONS));
             let _ = sender.send(refusal.encode()).await;
             return Ok(());
@@ -157,11 +166,12 @@ pub async fn serve_follower<S: PrimaryState>(state: &Arc<S>, link: Link) -> Resu
     let hello = HelloAnswer::to(PROTOCOL_VERSIONS, versions);
     let holder = state.followers().number();
     let name = proven.unwrap_or_else(|| format!("reader {}", holder.0).into());
-    let (updates, mut waiting) = bounded::<Bytes>(UPDATES_MAX);
+    let (updates, mut waiting) = bounded::<GatherList>(UPDATES_MAX);
     let gone = CancellationToken::new();
     // From here on the follower may hold read grants.
     let _leaving = LeaveGuard { state, holder };
-    let admission = Admission { followers: state.followers(), follower: holder, name, updates, stop: gone.clone() };
+    let stop = gone.clone();
+    let admission = Admission { followers: state.followers(), follower: holder, name, version, updates, stop };
     let missed = match rt::timeout(JOIN_TIMEOUT, state.admit(admission)).await {
         Ok(missed) => missed.inspect(|_| events::FollowersJoined.add(1))?,
         Err(rt::Elapsed) => return Err(Error::Busy),
@@ -189,9 +199,12 @@ pub async fn serve_follower<S: PrimaryState>(state: &Arc<S>, link: Link) -> Resu
 async fn listen_to<S: PrimaryState>(state: &Arc<S>, follower: FollowerId, receiver: &mut LinkReceiver) {
     while let Ok(message) = receiver.receive().await {
         match ToPrimary::decode(message) {
-            Ok(ToPrimary::Ack { sequence, asked, floor, load }) => {
+            Ok(ToPrimary::Ack { sequence, asked, floor, load, queued }) => {
+                let load = LoadReport { percent: load, queued: queued.unwrap_or(0) };
                 state.followers().acknowledge(follower, sequence, asked, floor, load);
             }
+            Ok(ToPrimary::Announce(announced)) => state.followers().announce(follower, announced),
+            Ok(ToPrimary::Leave) => return state.followers().leave(follower),
             Ok(ToPrimary::Done { number, height, answer }) => {
                 state.followers().work_done(follower, number, height, answer);
             }
@@ -240,11 +253,12 @@ pub async fn send_heartbeats<S: PrimaryState>(state: &S) {
             }
         }
         hold_up("state.followers.grant").await;
+        followers.count_heartbeat();
         followers.flush(&asked, state.notes_uses());
     }
 }
 
-/// Removes the follower when its link ends, and has its capabilities revoked.
+/// Removes the follower when its link ends or it leaves, and has its capabilities revoked.
 struct LeaveGuard<'a, S: PrimaryState> {
     state: &'a Arc<S>,
     holder: FollowerId,

@@ -3,9 +3,9 @@
 //!
 //! 1. A follower reports with each acknowledgement how busy its cores are ([`WorkHandler::load`]).
 //! 2. The caller asks for a [`WorkPermit`]. A follower is eligible if it holds a lease, is no busier than the caller
-//!    allows, has fewer than [`WORK_ITEMS_MAX`] work items, has not failed a caller within [`AVOIDED_FOR`], and has a
-//!    name that the caller trusts. The permit goes to the eligible follower with the fewest work items; among equals,
-//!    to the least busy.
+//!    allows, has fewer than [`WORK_ITEMS_MAX`] work items, has not failed a caller within [`AVOIDED_FOR`], is not about
+//!    to leave, and has a name that the caller trusts. The permit goes to the most idle eligible follower: the one with
+//!    the lowest reported load, to which each item in flight adds a part ([`crate::WorkPermit::load`]).
 //! 3. The primary sends the work item, together with the primary's height, on the follower's link. Every update that
 //!    led to this height precedes the item on the link.
 //! 4. The follower does the work in a separate task if the follower has reached that height, holds a lease by its own
@@ -36,10 +36,12 @@ use base::rt::Instant;
 use base::rt::channel::OneshotSender;
 use base::{Bytes, rt};
 
+use crate::load::LoadReport;
+
 /// Work items that one follower has at a time.
 pub const WORK_ITEMS_MAX: usize = 4;
-/// Bytes of one work item.
-pub const WORK_ITEM_BYTES_MAX: usize = 256 << 10;
+/// Bytes of one work item: a block of 200 transactions of four kilobytes fits into one.
+pub const WORK_ITEM_BYTES_MAX: usize = 1 << 20;
 /// For how long a follower that failed a caller gets no work items.
 pub const AVOIDED_FOR: Duration = Duration::from_secs(1);
 /// The load that a follower reports if it takes no work.
@@ -48,8 +50,8 @@ pub const NO_WORK: u8 = u8::MAX;
 /// Handles work items on a follower, for its primary.
 #[async_trait]
 pub trait WorkHandler: Send + Sync + 'static {
-    /// How busy this node's cores are, in percent.
-    fn load(&self) -> u8;
+    /// How loaded this node is.
+    fn load(&self) -> LoadReport;
 
     /// Does a work item; `None` if it cannot. The call is cancelled when the follower joins again.
     async fn work(&self, item: Bytes) -> Option<Bytes>;

@@ -22,6 +22,7 @@ use pool::{AddressSpace, AddressSpaceConfig, Donor, ReadOnlySpace, ReadOnlySpace
 use prost::Message as _;
 use replica::FailoverTimeouts;
 use replica::failover::begin_epoch;
+use replica::load::NodeAddresses;
 use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
 use state::{ApplyWorkers, Disaggregated, DisaggregatedConfig, WorldState};
 use storage::node::RemoteStoreConfig;
@@ -46,6 +47,9 @@ const PRIMARY_POLL_INTERVAL: Duration = Duration::from_millis(5);
 const PRIMARY_GONE_TIMEOUT: Duration = Duration::from_millis(50);
 /// The same while the primary is silent; the peer's own time-out is added. Leases are late on slow links and disks.
 const PRIMARY_SILENT_TIMEOUT_MIN: Duration = Duration::from_millis(150);
+/// How long a guest stays at least, and how much longer at most; the pause between two visits is as long.
+const GUEST_STAY_MIN: Duration = Duration::from_millis(200);
+const GUEST_STAY_SPREAD_MS: u64 = 1_000;
 /// How often the role of such a node is checked.
 const OBSERVE_INTERVAL: Duration = crate::recorder::OBSERVATION_DELAY_MAX;
 
@@ -221,18 +225,22 @@ impl PeerMemory for SimulatedPeerMemory {
     }
 }
 
-/// The role of a compute node that finds its role by itself.
-pub async fn run_compute_node_with_failover(network: Arc<Network>, name: String) -> Result<(), Ended> {
-    let place = network.organization_index(&name);
+/// Starts a compute node that finds its role by itself, or one that never becomes the primary.
+async fn start_compute_node(
+    network: &Arc<Network>,
+    name: &str,
+    is_candidate: bool,
+    memory: Arc<SimulatedPeerMemory>,
+) -> Result<ComputeNode, Ended> {
+    let place = network.organization_index(name);
     let among = |name: &str| format!("{name} among");
-    let memory = Arc::new(SimulatedPeerMemory { network: Arc::clone(&network), place, space: Mutex::default() });
     let pools = network.scenario.peer_modes[place].pools().expect("only disaggregated peers have several nodes");
     let others = network.scenario.compute_nodes(place).into_iter().filter(|other| *other != name);
     // Their stores are made from the rest.
-    let NodeParts { signer, registry, definitions, orderers, members, settings } = node_parts(&network, place);
-    let node = ComputeNode::start(ComputeNodeSetup {
+    let NodeParts { signer, registry, definitions, orderers, members, settings } = node_parts(network, place);
+    Ok(ComputeNode::start(ComputeNodeSetup {
         parties: base::rt::net::Parties::anyone(),
-        name: name.clone(),
+        name: name.to_owned(),
         signer,
         registry,
         definitions,
@@ -242,16 +250,64 @@ pub async fn run_compute_node_with_failover(network: Arc<Network>, name: String)
         settings,
         storage: storage_address(&scenario::storage(place)),
         token: Bytes::from_static(STORAGE_TOKEN),
-        address: among(&name),
+        address: is_candidate.then(|| among(name)),
+        addresses: NodeAddresses::default(),
         others: others.map(|other| among(&other)).collect(),
-        watermark: watermark(&network).await?,
-        memory: memory.clone(),
-        state: state_config(&network, place),
+        watermark: if is_candidate { watermark(network).await? } else { None },
+        memory,
+        state: state_config(network, place),
         failover_timeouts: FailoverTimeouts {
             gone: PRIMARY_GONE_TIMEOUT,
             silent: PRIMARY_SILENT_TIMEOUT_MIN + pools.failover_timeout,
         },
-    })?;
+    })?)
+}
+
+/// The role of a node that joins a peer and leaves it, again and again, until the checks at the end begin: it runs
+/// proposals and verifies blocks, and never becomes the primary. It leaves in order, in haste, or not at all: it dies.
+pub async fn run_guest(network: Arc<Network>, name: String) -> Result<(), Ended> {
+    let place = network.organization_index(&name);
+    let visiting: Arc<Mutex<Option<Arc<RunningComputeNode>>>> = Arc::default();
+    let handler = {
+        let visiting = Arc::clone(&visiting);
+        move |kind, body| {
+            let running = visiting.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            async move {
+                match running {
+                    Some(running) => respond_for_compute_node(running, kind, body).await,
+                    None => Response::later("it is away"),
+                }
+            }
+        }
+    };
+    let _service: AbortOnDrop<()> = serve(&peer_address(&name), handler).await?;
+    let visit = |running| *visiting.lock().unwrap_or_else(PoisonError::into_inner) = running;
+    while !network.guests.is_cancelled() {
+        let memory = Arc::new(SimulatedPeerMemory { network: Arc::clone(&network), place, space: Mutex::default() });
+        let node = Arc::new(start_compute_node(&network, &name, false, memory.clone()).await?);
+        visit(Some(Arc::new(RunningComputeNode { node: node.clone(), stop: CancellationToken::new(), memory })));
+        let stay = GUEST_STAY_MIN + Duration::from_millis(rt::random_below(GUEST_STAY_SPREAD_MS));
+        let _ended = network.guests.run_until_cancelled(rt::sleep(stay)).await;
+        match rt::random_below(3) {
+            0 => {}
+            1 => node.stop().await?,
+            _ => {
+                node.drain().await;
+                node.stop().await?;
+            }
+        }
+        visit(None);
+        drop(node);
+        rt::sleep(Duration::from_millis(rt::random_below(GUEST_STAY_SPREAD_MS))).await;
+    }
+    Ok(())
+}
+
+/// The role of a compute node that finds its role by itself.
+pub async fn run_compute_node_with_failover(network: Arc<Network>, name: String) -> Result<(), Ended> {
+    let place = network.organization_index(&name);
+    let memory = Arc::new(SimulatedPeerMemory { network: Arc::clone(&network), place, space: Mutex::default() });
+    let node = start_compute_node(&network, &name, true, memory.clone()).await?;
     let taking = Arc::new(RunningComputeNode { node: Arc::new(node), stop: CancellationToken::new(), memory });
     let _handle = network.compute_nodes.register(&name, Arc::clone(&taking));
     let _watching =

@@ -24,7 +24,8 @@ use identity::Signer;
 use ledger::Block;
 use private_data::MemberPeers;
 use prost::Message;
-use replica::offload::{LoadMeter, OffloadConfig, OffloadMode};
+use replica::load::{LoadMeter, NodeLoad};
+use replica::offload::{OffloadConfig, OffloadMode};
 use rules::definitions::ContractDefinitions;
 use storage::blocks::BlockStoreConfig;
 use storage::tables::{ModelEngine, TablesEngine};
@@ -238,10 +239,10 @@ pub struct NodeParts {
 pub fn node_parts(network: &Network, organization: usize) -> NodeParts {
     let persist_interval_blocks = network.scenario.persist_interval_blocks;
     let replay_blocks_max = persist_interval_blocks + 8;
-    let meter = LoadMeter::new(|| rt::random_below(101) as u8);
+    let load = NodeLoad::new(LoadMeter::new(|| rt::random_below(101) as u8), "");
     let when = network.scenario.peer_modes[organization].pools().map_or(OffloadMode::Never, |pools| pools.offload);
     // Followers lie here, and the oracle knows each transaction's verdict: no forgery may pass.
-    let borrowing = OffloadConfig { mode: when, spot_check_one_in: 1, meter, ..OffloadConfig::default() };
+    let borrowing = OffloadConfig { mode: when, spot_check_one_in: 1, load, ..OffloadConfig::default() };
     // The peers of one network must agree in whichever way they check.
     let conflicts = match organization % 2 {
         0 => ConflictCheckMode::Parallel(WorkersConfig { workers_max: 4, scans_per_worker: 0 }),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use base::{Bytes, BytesMut, Version};
-use replica::followers::message::{PROTOCOL_VERSIONS, ToFollower, ToPrimary};
+use replica::followers::message::{Announcement, PROTOCOL_VERSIONS, ToFollower, ToPrimary};
 use wire::hello::HelloAnswer;
 
 use super::followers::changes::{ChangeLog, FollowerRequest, JoinBasis, StateChange};
@@ -80,7 +80,10 @@ fn message_seeds() -> Vec<Vec<u8>> {
     let (namespace, key) = name();
     let to_primary = [
         ToPrimary::Join { versions: PROTOCOL_VERSIONS },
-        ToPrimary::Ack { sequence: 1, asked: 2, floor: 3, load: 4 },
+        ToPrimary::Ack { sequence: 1, asked: 2, floor: 3, load: 4, queued: None },
+        ToPrimary::Ack { sequence: 1, asked: 2, floor: 3, load: 4, queued: Some(5) },
+        ToPrimary::Announce(Announcement::default()),
+        ToPrimary::Leave,
         ToPrimary::InUse { number: 5, in_use: vec![true, false] },
         ToPrimary::Request(FollowerRequest::Fill { namespace, key }.encode()),
         ToPrimary::Request(FollowerRequest::Persist { height: 6 }.encode()),

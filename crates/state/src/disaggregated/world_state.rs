@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError};
 use base::rt;
 use base::rt::AbortOnDrop;
 use base::rt::net::Link;
+use replica::load::ReportedNode;
 use replica::offload::WorkPlacement;
 use replica::{ReplicatedState, WorkPermit};
 use storage::StateStore;
@@ -102,6 +103,10 @@ impl Drop for Disaggregated {
 impl ReplicatedState for Disaggregated {
     async fn admit_followers(&self) {
         self.shared.earlier_leases.admit_followers().await;
+    }
+
+    fn reported(&self) -> Vec<ReportedNode> {
+        self.shared.followers.reported()
     }
 
     async fn serve_follower(&self, link: Link) -> Result<(), replica::Error> {

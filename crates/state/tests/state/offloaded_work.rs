@@ -14,6 +14,7 @@ use base::rt::simulation::{FaultPlan, Sim, Simulation};
 use base::rt::{self, CancellationToken};
 use replica::fault::{Mutant, plant};
 use replica::followers::work::{AVOIDED_FOR, NO_WORK, WORK_ITEMS_MAX};
+use replica::load::LoadReport;
 use replica::offload::WorkPlacement as _;
 use replica::{FindPrimary, ReplicatedState as _, WorkHandler};
 use state::disaggregated::followers::FollowerEnvironment;
@@ -23,7 +24,7 @@ use storage::{MemoryStateStore, StateStore};
 
 /// One of the seeds under which the faults of [`CASES`] fall where they are meant to: a primary that stands still must do
 /// so before the answer has arrived.
-const SEED: u64 = 4;
+const SEED: u64 = 8;
 const ADDRESS: &str = "primary's readers";
 const LOAD: u8 = 40;
 const SECTION_BYTES: u64 = 64 << 10;
@@ -40,8 +41,8 @@ struct SlowWorkHandler(Duration, u8);
 
 #[async_trait]
 impl WorkHandler for SlowWorkHandler {
-    fn load(&self) -> u8 {
-        self.1
+    fn load(&self) -> LoadReport {
+        LoadReport { percent: self.1, queued: 0 }
     }
 
     async fn work(&self, piece: Bytes) -> Option<Bytes> {

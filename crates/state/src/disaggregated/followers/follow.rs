@@ -110,6 +110,16 @@ impl Follower {
         self.session.is_live()
     }
 
+    /// As [`replica::Follower::drain`].
+    pub fn drain(&self) {
+        self.session.drain();
+    }
+
+    /// As [`replica::Follower::leave`].
+    pub async fn leave(&self) {
+        self.session.leave().await;
+    }
+
     /// As [`replica::Follower::orphaned`].
     pub async fn orphaned(&self, timeouts: FailoverTimeouts) {
         self.session.orphaned(timeouts).await;

@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
 use base::{Bytes, BytesMut, Version};
-use replica::followers::message::{ToFollower, ToPrimary};
+use replica::followers::message::{Announcement, ToFollower, ToPrimary};
+use replica::load::{LoadReport, NodeAddresses};
 use wire::VersionRange;
 use wire::hello::HelloAnswer;
 
@@ -18,9 +19,22 @@ fn of_reader() -> Vec<(ToPrimary, &'static [u8])> {
     vec![
         (ToPrimary::Join { versions: VersionRange::new(1, 2) }, b"\x01HDLRFOLL\x01\0\0\0\x02\0\0\0"),
         (
-            ToPrimary::Ack { sequence: 7, asked: 8, floor: 9, load: 10 },
+            ToPrimary::Ack { sequence: 7, asked: 8, floor: 9, load: 10, queued: None },
             b"\x02\x07\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x0a",
         ),
+        (
+            ToPrimary::ack(3, 7, 8, 9, LoadReport { percent: 10, queued: 258 }),
+            b"\x02\x07\0\0\0\0\0\0\0\x08\0\0\0\0\0\0\0\x09\0\0\0\0\0\0\0\x0a\x02\x01",
+        ),
+        (
+            ToPrimary::Announce(Announcement {
+                addresses: NodeAddresses { own: "tcp:a:1".to_owned(), others: "tls:a:2".to_owned() },
+                processors: "p".to_owned(),
+                is_draining: true,
+            }),
+            b"\x07\x01\x07\0tcp:a:1\x07\0tls:a:2\x01\0p",
+        ),
+        (ToPrimary::Leave, b"\x08"),
         (ToPrimary::InUse { number: 3, in_use: vec![true, false] }, b"\x03\x03\0\0\0\0\0\0\0\x01\0"),
         (
             ToPrimary::Request(FollowerRequest::Fill { namespace: text("cc"), key: text("a") }.encode()),
@@ -113,11 +127,11 @@ fn messages_have_the_documented_bytes_and_are_read_again() {
     (1..=5_u64).for_each(|number| golden.extend(number.to_le_bytes()));
     assert_eq!(welcome[..], golden);
     assert_eq!(JoinBasis::decode(welcome.slice(13..)), Ok(basis()));
-    let hello = HelloAnswer::refuse(VersionRange::new(3, 9));
-    let other = [&ToFollower::OtherVersions(hello).encode()[..], b"of version 3"].concat();
+    let hello = HelloAnswer::refuse(VersionRange::new(4, 9));
+    let other = [&ToFollower::OtherVersions(hello).encode()[..], b"of version 4"].concat();
     assert_eq!(ToFollower::decode(other.into()), Ok(ToFollower::OtherVersions(hello)));
-    let versions = VersionRange::new(3, 9);
-    let other = [&ToPrimary::Join { versions }.encode()[..], b"of version 3"].concat();
+    let versions = VersionRange::new(4, 9);
+    let other = [&ToPrimary::Join { versions }.encode()[..], b"of version 4"].concat();
     assert_eq!(ToPrimary::decode(other.into()), Ok(ToPrimary::Join { versions }));
     let fill = FollowerRequest::decode(Bytes::from_static(b"\x04\x02\0cc\x01\0a"));
     assert!(matches!(fill, Ok(FollowerRequest::Fill { namespace, key }) if (&*namespace, &*key) == ("cc", "a")));

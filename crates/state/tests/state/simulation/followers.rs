@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,6 +11,7 @@ use base::rt::net::{self, Link};
 use base::rt::simulation::{Prng, Sim};
 use base::rt::{self, AbortOnDrop, CancellationToken};
 use replica::followers::work::WORK_ITEMS_MAX;
+use replica::load::LoadReport;
 use replica::offload::WorkPlacement as _;
 use replica::{FindPrimary, ReplicatedState as _, WorkHandler};
 use state::disaggregated::followers::FollowerEnvironment;
@@ -43,22 +44,22 @@ pub async fn serve(epoch: u64, state: Arc<Disaggregated>) -> AbortOnDrop<()> {
 const WORK_TIMEOUT_MAX: Duration = Duration::from_millis(300);
 
 /// The follower of a node, once there is one.
-type OwnFollower = Arc<OnceLock<Weak<Follower>>>;
+type OwnFollower = Arc<Mutex<Weak<Follower>>>;
 
 /// A follower's answer to a work item: the item, and the height that the follower knows when it is done.
 struct FollowerWorkHandler(OwnFollower);
 
 #[async_trait]
 impl WorkHandler for FollowerWorkHandler {
-    fn load(&self) -> u8 {
-        rt::random_below(101) as u8
+    fn load(&self) -> LoadReport {
+        LoadReport { percent: rt::random_below(101) as u8, queued: 0 }
     }
 
     async fn work(&self, piece: Bytes) -> Option<Bytes> {
         if rt::fault_point("state.followers.work") {
             rt::sleep(Duration::from_millis(rt::random_below(120))).await;
         }
-        let reader = self.0.get().and_then(Weak::upgrade)?;
+        let reader = self.0.lock().expect("nobody panics with it").upgrade()?;
         let height = *reader.heights().borrow();
         Some([&piece[..], &height.to_le_bytes()].concat().into())
     }
@@ -116,10 +117,28 @@ impl FollowerEnvironment for WorldEnvironment {
 /// Reads as clients of a follower do, until it is promoted or the run ends.
 async fn follow(world: Arc<World>, mut rng: Prng, promoted: CancellationToken, stop: CancellationToken) {
     let own = OwnFollower::default();
-    let around = WorldEnvironment(Arc::clone(&world), own.clone());
-    let reader = Arc::new(Follower::start(Arc::new(around), world.settings.clone()));
-    own.set(Arc::downgrade(&reader)).expect("there is one");
+    let join = || {
+        let around = WorldEnvironment(Arc::clone(&world), own.clone());
+        let reader = Arc::new(Follower::start(Arc::new(around), world.settings.clone()));
+        *own.lock().expect("nobody panics with it") = Arc::downgrade(&reader);
+        reader
+    };
+    let mut reader = join();
     while !stop.is_cancelled() && !promoted.is_cancelled() {
+        if rt::fault_point("state.followers.leave") {
+            reader.drain();
+            rt::sleep(rng.duration(&(Duration::ZERO..Duration::from_millis(20)))).await;
+            reader.leave().await;
+            // For as long as its last lease lasts, nobody waits for it: it must answer nothing old.
+            for _ in 0..20 {
+                let shown = world.shown.load(Ordering::Acquire);
+                if let Ok(view) = reader.view().await {
+                    assert!(view.height() >= shown, "a reader that has left shows {} after {shown}", view.height());
+                }
+                rt::sleep(Duration::from_millis(2)).await;
+            }
+            reader = join();
+        }
         let shown = world.shown.load(Ordering::Acquire);
         match reader.view().await {
             Ok(view) => {

@@ -45,7 +45,7 @@ const MUTANT_SEEDS: u64 = 400;
 const NAMESPACE: &str = "cc";
 
 /// Fault points that must be hit in some seed.
-const FAULT_POINTS: [&str; 47] = [
+const FAULT_POINTS: [&str; 48] = [
     "rma.sim.lose_completion",
     "rma.sim.lose_verb",
     "rma.sim.tear",
@@ -87,6 +87,7 @@ const FAULT_POINTS: [&str; 47] = [
     "state.followers.follow",
     "state.followers.grant",
     "state.followers.join",
+    "state.followers.leave",
     "state.followers.serve",
     "state.followers.share",
     "state.followers.tell",
@@ -96,7 +97,7 @@ const FAULT_POINTS: [&str; 47] = [
 ];
 
 /// Events that must have happened, each in at least one of this many seeds.
-const HAPPENED: [(&str, u64); 16] = [
+const HAPPENED: [(&str, u64); 17] = [
     ("heddle_state_evicted_records_total", 2),
     ("heddle_state_evicted_superseded_total", 4),
     ("heddle_state_eviction_persists_total", 4),
@@ -106,6 +107,7 @@ const HAPPENED: [(&str, u64); 16] = [
     ("heddle_state_follower_work_items_total", 4),
     ("heddle_state_followers_fenced_total", 4),
     ("heddle_state_followers_joined_total", 3),
+    ("heddle_state_followers_left_total", 8),
     ("heddle_state_keys_mended_total", 8),
     ("heddle_state_reads_without_lease_total", 40),
     ("heddle_state_records_adopted_total", 4),
@@ -577,6 +579,7 @@ async fn scenario(sim: Sim, focus: Focus) {
             _ if name.starts_with("state.adopt") => 0.3,
             "state.followers.join" | "state.followers.share" | "state.followers.fill" => 0.2,
             "state.followers.serve" | "state.followers.done" => 0.02,
+            "state.followers.leave" => 0.01,
             "state.followers.work" => 0.2,
             "state.drain.choose" => 0.8,
             _ if name.starts_with("state.drain") => 0.4,
@@ -809,6 +812,7 @@ fn planted_mistakes_are_caught() {
         Planted::State(Mutant::EvictUnacknowledged),
         Planted::Replica(ReplicaMutant::GrantUnproven),
         Planted::Replica(ReplicaMutant::ServeEarly),
+        Planted::Replica(ReplicaMutant::LeaveServing),
         Planted::State(Mutant::MovedStale),
         Planted::State(Mutant::MarkEarly),
         Planted::State(Mutant::MarksStay),
