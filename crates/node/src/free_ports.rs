@@ -1,8 +1,9 @@
 //! Chooses ports: one at an offset from a configured first port, or a free one.
 
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::ops::Range;
+use std::path::Path;
 
 use base::rt;
 
@@ -32,6 +33,49 @@ pub(crate) fn bind_free(host: IpAddr) -> io::Result<TcpListener> {
         match TcpListener::bind((host, FREE_PORTS.start + offset)) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && tries < TRIES_MAX => tries += 1,
             bound => return bound,
+        }
+    }
+}
+
+/// The ports of a process that is added to a network: free ones on this machine, or the given one and those behind it on
+/// another host.
+pub(crate) struct AddedPorts {
+    host: IpAddr,
+    first: Option<u16>,
+    /// They stay bound until all ports are chosen, so that the ports differ.
+    held: Vec<TcpListener>,
+}
+
+impl AddedPorts {
+    /// On this machine, or from this address on.
+    pub(crate) fn new(remote: Option<SocketAddr>) -> AddedPorts {
+        let host = remote.map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
+        AddedPorts { host, first: remote.map(|address| address.port()), held: Vec::new() }
+    }
+
+    /// The host on which the process runs.
+    pub(crate) fn host(&self) -> IpAddr {
+        self.host
+    }
+
+    /// Chooses a port: on another host the one that is `offset` behind the first.
+    pub(crate) fn choose(&mut self, offset: usize) -> Result<u16, NodeError> {
+        if let Some(first) = self.first {
+            return port_behind(first, offset, "--port");
+        }
+        let failed = |source| NodeError::Port { address: SocketAddr::new(self.host, 0), key: "ports.links", source };
+        let listener = bind_free(self.host).map_err(failed)?;
+        let port = listener.local_addr().map_err(failed)?.port();
+        self.held.push(listener);
+        Ok(port)
+    }
+
+    /// The address for links of the process `name`: a socket beside that of a process on this machine, if that has one.
+    pub(crate) fn link_address(&mut self, beside: &str, name: &str, offset: usize) -> Result<String, NodeError> {
+        let socket = beside.strip_prefix("shm:").filter(|_| self.first.is_none());
+        match socket.and_then(|socket| Path::new(socket).parent()) {
+            Some(sockets) => Ok(format!("shm:{}", sockets.join(format!("{name}.socket")).display())),
+            None => Ok(format!("tcp:{}", SocketAddr::new(self.host, self.choose(offset)?))),
         }
     }
 }

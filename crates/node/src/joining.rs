@@ -10,16 +10,16 @@
 //! 2. The configuration is written last: a folder without one is no node.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use identity::MemberRole as CertificateRole;
 use replica::NODES_MAX;
 
 use crate::chaincodes::PACKAGES_FOLDER;
+use crate::free_ports::AddedPorts;
 use crate::network::layout::{compute_folder, compute_name};
 use crate::network::{NodeError, material, write_private};
-use crate::plan::bind_free;
 use crate::planned_chaincodes;
 use crate::process::file::{GENESIS, MSP, NODE_FILE, NodeFile, PeerNodesFile, ProcessRole, TRUST};
 
@@ -68,26 +68,11 @@ pub fn add_compute_node(
     })?;
     let (name, folder) = (compute_name(organization, number), compute_folder(network, organization, number));
 
-    let host = remote.map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
-    let failed = |source| NodeError::Port { address: SocketAddr::new(host, 0), key: "ports.links", source };
-    // The listeners stay bound until all ports are chosen, so that the ports differ.
-    let mut held = Vec::new();
-    let mut port = |offset: u16| match remote {
-        Some(address) => Ok(address.port().saturating_add(offset)),
-        None => {
-            let listener = bind_free(host)?;
-            let port = listener.local_addr()?.port();
-            held.push(listener);
-            Ok(port)
-        }
-    };
-    let sockets = compute.address.strip_prefix("shm:").filter(|_| remote.is_none());
-    compute.address = match sockets.and_then(|socket| Path::new(socket).parent()) {
-        Some(sockets) => format!("shm:{}", sockets.join(format!("{name}.socket")).display()),
-        None => format!("tcp:{}", SocketAddr::new(host, port(0).map_err(failed)?)),
-    };
-    compute.others_address = format!("tls:{}", SocketAddr::new(host, port(1).map_err(failed)?));
-    let metrics_port = if remote.is_some() { port(2).map_err(failed)? } else { 0 };
+    let mut ports = AddedPorts::new(remote);
+    let host = ports.host();
+    compute.address = ports.link_address(&compute.address, &name, 0)?;
+    compute.others_address = format!("tls:{}", SocketAddr::new(host, ports.choose(1)?));
+    let metrics_port = if remote.is_some() { ports.choose(2)? } else { 0 };
     compute.token = joining.secret.of_process(&name);
     compute.chaincode_port = None;
     let beside = Path::new("..").join(compute_name(organization, 0));

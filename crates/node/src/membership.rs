@@ -11,17 +11,17 @@
 //!
 //! The membership of the group itself is changed by a request to its leader ([`crate::control`]).
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use identity::MemberRole as CertificateRole;
 
 use crate::config::{HeddleConfig, OrderingEngine};
 use crate::control::orderer_of;
+use crate::free_ports::AddedPorts;
 use crate::network::layout::{NODES, orderer_data};
 use crate::network::orderer_set::OrdererSet;
 use crate::network::{CONFIG_FILE, NodeError, material, write, write_private};
-use crate::plan::bind_free;
 use crate::process::file::{GENESIS, NODE_FILE, NodeFile, ProcessRole, TRUST};
 use crate::process::file::{OrdererFile, RaftFile, RaftMemberFile};
 
@@ -92,29 +92,14 @@ pub fn add_orderer(network: &Path, remote: Option<SocketAddr>) -> Result<AddedOr
     let number = set.next;
     let (sibling, mut orderer, mut raft) = load(network, set.numbers[0])?;
     let name = orderer_of(number);
-    let host = remote.map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
-    let failed = |source| NodeError::Port { address: SocketAddr::new(host, 0), key: "ports.links", source };
-    // The listeners stay bound until all ports are chosen, so that the ports differ.
-    let mut held = Vec::new();
-    let mut port = |offset: u16| match remote {
-        Some(address) => Ok(address.port().saturating_add(offset)),
-        None => {
-            let listener = bind_free(host)?;
-            let port = listener.local_addr()?.port();
-            held.push(listener);
-            Ok(port)
-        }
-    };
+    let mut ports = AddedPorts::new(remote);
+    let host = ports.host();
     let listen = if remote.is_some() { host } else { orderer.listen.ip() };
-    orderer.listen = SocketAddr::new(listen, port(0).map_err(failed)?);
-    orderer.blocks_address = format!("tls:{}", SocketAddr::new(host, port(1).map_err(failed)?));
-    orderer.intake_address = format!("tls:{}", SocketAddr::new(host, port(2).map_err(failed)?));
-    let theirs = raft.members[0].address.strip_prefix("shm:").filter(|_| remote.is_none());
-    let address = match theirs.and_then(|socket| Path::new(socket).parent()) {
-        Some(sockets) => format!("shm:{}", sockets.join(format!("{name}.socket")).display()),
-        None => format!("tcp:{}", SocketAddr::new(host, port(3).map_err(failed)?)),
-    };
-    let metrics_port = if remote.is_some() { port(4).map_err(failed)? } else { 0 };
+    orderer.listen = SocketAddr::new(listen, ports.choose(0)?);
+    orderer.blocks_address = format!("tls:{}", SocketAddr::new(host, ports.choose(1)?));
+    orderer.intake_address = format!("tls:{}", SocketAddr::new(host, ports.choose(2)?));
+    let address = ports.link_address(&raft.members[0].address, &name, 3)?;
+    let metrics_port = if remote.is_some() { ports.choose(4)? } else { 0 };
     orderer.directory = match remote {
         Some(_) => "data".into(),
         None => Path::new("../..").join(orderer_data(number)),

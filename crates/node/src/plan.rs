@@ -25,7 +25,7 @@ use crate::process::Ready;
 use crate::process::file::ProcessRole;
 use crate::{Endpoints, profile};
 
-pub(crate) use crate::free_ports::{bind_free, port_behind};
+pub(crate) use crate::free_ports::port_behind;
 pub use crate::planned::{Placement, PlannedProcess, ProcessPlan};
 
 impl Network {
@@ -136,7 +136,7 @@ mod tests {
     use super::super::planned::LOG_NODE;
     use super::*;
     use crate::config::OrderingEngine;
-    use crate::free_ports::FREE_PORTS;
+    use crate::free_ports::{FREE_PORTS, bind_free};
     use crate::process::NodeFile;
 
     /// Regression: blocks, records and capabilities for reading memory crossed the network between hosts in clear text,

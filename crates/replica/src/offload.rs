@@ -38,7 +38,7 @@ pub const IDLE_MARGIN_PERCENT: u32 = 20;
 pub const SPOT_CHECK_ONE_IN: u32 = 64;
 /// The largest number of liars that are remembered: a peer has fewer other compute nodes, each with one name.
 const LIARS_MAX: usize = 64;
-/// Of so many accepted verdicts in a row, one at least is verified again.
+/// At least one in each such group of consecutive accepted verdicts is verified again.
 pub const SPOT_CHECK_GROUP: usize = 16;
 
 /// When a primary offloads the verification of signatures.

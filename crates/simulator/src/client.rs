@@ -58,7 +58,7 @@ const STATUS_QUERIES_BEFORE_RESUBMIT: usize = 2;
 const RECONFIGURES_ONE_IN: u64 = 40;
 /// One in this many operations changes the definition of a contract.
 const DEFINES_ONE_IN: u64 = 25;
-/// It asks one that comes and goes at every so many choices of a compute node.
+/// One in this many choices of a compute node is the node that joins and leaves.
 const GUEST_EVERY: u64 = 5;
 /// The longest pause after an answer that calls for a retry.
 const PAUSE_MAX: Duration = Duration::from_millis(60);

@@ -14,10 +14,10 @@
 //!    With `Idle` a part goes to the most idle node: to a follower if, by the loads that both have measured, it is more
 //!    idle than the primary by [`IDLE_MARGIN_PERCENT`](replica::offload::IDLE_MARGIN_PERCENT) at least. With `Always` and
 //!    `n` followers, the primary keeps every `n + 1`th part.
-//! 2. The primary sends the part's envelopes with the block's number, the position of the first envelope, and the
-//!    [digest](ChannelPolicies::digest) of its own channel policies ([`VerificationPart`]), as a work item of
-//!    [`replica::followers::work`]. That module accepts an answer only if the follower holds a lease and has
-//!    followed to the primary's height.
+//! 2. The primary sends a work item ([`replica::followers::work`], [`VerificationPart`]): the part's envelopes, the block's
+//!    number, the position of the first envelope, and the [digest](ChannelPolicies::digest) of the primary's channel
+//!    policies. The module `work` accepts an answer only if the follower holds a lease and has followed to the primary's
+//!    height.
 //! 3. The follower [verifies](crate::verify) the envelopes by its own channel policies, on all of its cores
 //!    ([`verify_in_chunks`]). It answers with one [`SignatureVerdict`] per envelope, the digest of its own policies, the
 //!    block's number and the position ([`SignatureVerdicts`]).

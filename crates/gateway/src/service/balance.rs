@@ -579,7 +579,7 @@ mod tests {
         });
     }
 
-    /// How many of so many proposals go to a node that says it is idle and answers none.
+    /// The number of proposals, of 40, that go to a node which says that it is idle and answers none.
     async fn sent_to_a_liar(nodes: &[Arc<Scripted>], balanced: &Arc<BalancedEndorser>) -> usize {
         let all = nodes[0].held.acquire_many(1 << 10).await;
         for _ in 0..40 {

@@ -72,7 +72,7 @@ pub(crate) async fn learn_nodes(
 /// The kind of addresses at which a gateway reaches a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NodeScheme {
-    /// Those of its own organisation.
+    /// The compute nodes of the gateway's own organisation.
     Own,
     /// Those of another organisation, which proves its name over TLS.
     Others,

@@ -1,14 +1,14 @@
 //! The writes of a block that one worker carries out.
 //!
 //! The writer divides a block's writes among *parts* ([`ApplyParts`]). In each step of [`super::apply`] that only posts
-//! verbs and looks into caches, every part is a task of its own; between two such steps the writer has all parts back. A
-//! part changes nothing that belongs to the writer: what only the writer can do it puts down in a list, which the writer
-//! works off after the step.
+//! verbs and looks into caches, each part runs as a separate task; between two such steps the writer has all parts. A
+//! part changes nothing that belongs to the writer. It lists what only the writer can do, and the writer does it after
+//! the step.
 //!
 //! Two keys of one group of the index may want the same vacant slot. So the first round of locating, which is that of
 //! nearly all keys, has all keys of a group in the same part, and further rounds have a single part. The other steps
-//! treat each key by itself, so any division serves them. Keys are divided by the lowest bits of their hashes, if the
-//! index is deep enough, since these also choose the shard of the caches: so each task has shards of its own.
+//! treat each key by itself, so any division serves them. If the index is deep enough, the lowest bits of the hash choose
+//! the part. They also choose the shard of the caches, so no two tasks contend for a shard.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl ApplyParts {
         self.parts.iter_mut().flat_map(|part| &mut part.items)
     }
 
-    /// Runs a step of each part, as a task of its own if there are several. Dropping the future stops the tasks.
+    /// Runs a step of each part, in one task for each part if there are several. Dropping the future stops the tasks.
     pub(super) async fn run<F>(&mut self, held: &HeldSections, step: impl Fn(ApplyPart) -> F)
     where
         F: Future<Output = ApplyPart> + Send + 'static,

@@ -20,7 +20,7 @@ impl ApplyWorkers {
         ApplyWorkers { workers_max: processors.min(8), keys_per_worker: 512 }
     }
 
-    /// The number of tasks for a block of so many keys: a power of two.
+    /// The number of tasks for a block that writes `keys` keys: a power of two.
     pub(super) fn of_block(self, keys: usize) -> usize {
         let workers = self.workers_max.min(keys.checked_div(self.keys_per_worker).unwrap_or(usize::MAX)).max(1);
         1 << workers.ilog2()

@@ -22,7 +22,7 @@
 //!
 //! 1. A block is durable in storage before [`WorldState::apply`] makes any of its records reachable. Remote memory may
 //!    vanish at any moment: everything in it is also in storage, as a row or in a block above the savepoint.
-//! 2. [`apply`] writes records, links them, swaps index slots, adds to the delta, replaces the cached versions, sends
+//! 2. [`apply`] writes records, adds them to the delta, links them, swaps index slots, replaces the cached versions, sends
 //!    an update to the followers, waits for their acknowledgements, and only then raises the height.
 //! 3. [`read`] looks into caches, index, delta and storage, in this order. A miss is always safe: the search
 //!    continues. A hit on an old version would be wrong; the protocols exclude it.
