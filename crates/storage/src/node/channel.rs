@@ -160,6 +160,7 @@ impl StoredChannel {
     pub async fn begin(&self, newest: Option<Epoch>) -> Result<Epoch, Error> {
         self.check_writable()?;
         let _whole_gate = self.epoch_guard.acquire_many(EPOCH_GUARD_PERMITS).await;
+        self.complete_advance().await?;
         if let Some(given) = newest
             && given != self.epoch()
         {
@@ -168,6 +169,17 @@ impl StoredChannel {
         let next = self.epoch().get().checked_add(1).ok_or(Error::Invalid("there are no epochs left"))?;
         self.advance(Epoch(next)).await?;
         Ok(Epoch(next))
+    }
+
+    /// Completes an advance that ended after the file was written: its caller has gone, or the disk reported an error. Candidates
+    /// learn the newest epoch from the file, and would be refused until it counts here too. The caller holds all permits of
+    /// the epoch guard.
+    async fn complete_advance(&self) -> Result<(), Error> {
+        let written = epoch::read(&self.epochs, &self.name)?;
+        if written > self.epoch() {
+            self.advance(written).await?;
+        }
+        Ok(())
     }
 
     /// Begins a later epoch. The caller holds all permits of the epoch guard.

@@ -225,6 +225,22 @@ fn an_epoch_is_given_once_and_fences_those_before() {
     });
 }
 
+#[test]
+fn an_epoch_whose_candidate_went_away_does_not_refuse_those_after_it() {
+    simulate(9, |sim, _| async move {
+        let token = Bytes::from_static(TOKEN);
+        assert_eq!(begin_epoch(ADDRESS, &token, CHANNEL).await.expect("the node is there"), Epoch(1));
+        sim.inject_next("storage.node.epoch_written", 1);
+        let breaking = sim.clone();
+        sim.call_after(Duration::from_millis(50), move || breaking.break_links("compute", "storage"));
+        begin_epoch_after(ADDRESS, &token, CHANNEL, Epoch(1)).await.expect_err("the link breaks before the answer");
+        let newest = newest_epoch(ADDRESS, &token, CHANNEL).await.expect("the node is there");
+        assert_eq!(newest, Epoch(2), "it was written");
+        let next = begin_epoch_after(ADDRESS, &token, CHANNEL, newest).await;
+        assert_eq!(next.expect("no later one has begun"), Epoch(3));
+    });
+}
+
 /// Retries while the node may not listen yet.
 trait OrRetry {
     async fn expect_err_or_retry(self) -> RemoteBlocks;
