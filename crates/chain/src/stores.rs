@@ -124,10 +124,11 @@ impl PeerStores for LocalStores {
         let tables = self.tables.tables(channel).await?;
         check_savepoint(&blocks, &tables.savepoint()).await?;
         let state = Monolithic::open(tables, self.state.clone());
+        let height = blocks.durable_height();
         let blocks: Arc<dyn Blocks> = Arc::new(blocks);
         let history =
             LocalHistory::new(channel, Arc::clone(&blocks), Arc::clone(&self.tables), Arc::new(BlockMaterializer));
-        let private = |table| LocalPrivateRows::open(self.tables.as_ref(), channel, table);
+        let private = |table| LocalPrivateRows::open(self.tables.as_ref(), channel, table, height);
         let (committed, transient) = (private(PrivateTable::Committed).await?, private(PrivateTable::Transient).await?);
         let private = PrivateStore::new(Arc::new(committed), Arc::new(transient));
         Ok(ChannelStores { blocks, state: Arc::new(state), history: Arc::new(history), private })

@@ -16,7 +16,7 @@ fn run<F: Future<Output = ()> + Send + 'static>(test: impl FnOnce(PrivateStore) 
         let directory = Directory::open("tables").await.expect("the simulated disk works");
         let engine = ModelEngine::open(directory).await.expect("the directory is empty");
         let open =
-            async |table| Arc::new(LocalPrivateRows::open(engine.as_ref(), "trade", table).await.expect("it opens"));
+            async |table| Arc::new(LocalPrivateRows::open(engine.as_ref(), "trade", table, 0).await.expect("it opens"));
         test(PrivateStore::new(open(PrivateTable::Committed).await, open(PrivateTable::Transient).await)).await;
     });
     run.expect("the run succeeds");

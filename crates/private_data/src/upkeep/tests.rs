@@ -143,7 +143,7 @@ impl TestPeer {
         let directory = async |name| Directory::open(name).await.expect("the simulated disk works");
         let engine = ModelEngine::open(directory("tables").await).await.expect("the directory is empty");
         let open =
-            async |table| Arc::new(LocalPrivateRows::open(engine.as_ref(), "trade", table).await.expect("it opens"));
+            async |table| Arc::new(LocalPrivateRows::open(engine.as_ref(), "trade", table, 0).await.expect("it opens"));
         let store = PrivateStore::new(open(PrivateTable::Committed).await, open(PrivateTable::Transient).await);
         let opened = BlockStore::open(directory("blocks").await, GroupSync::new(), BlockStoreConfig::default()).await;
         let mut peer = TestPeer { store, blocks: opened.expect("the directory is empty").0, previous: NO_PREVIOUS };

@@ -9,7 +9,9 @@ use base::{BlockNumber, Version};
 use prost::Message;
 use proto::kvrwset::KvrwSet;
 use storage::Error;
-use storage::tables::{PruneOutcome, RangePage, RangeQuery, Row, RowBatch, Savepoint, Tables, TablesEngine};
+use storage::tables::{
+    PruneOutcome, RangePage, RangeQuery, ReadableFrom, Row, RowBatch, Savepoint, Tables, TablesEngine,
+};
 
 use super::Mutant;
 use crate::client::envelope::read_write_set_of;
@@ -36,8 +38,8 @@ impl LyingEngine {
 
 #[async_trait]
 impl TablesEngine for LyingEngine {
-    async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error> {
-        let tables = self.engine.tables(name).await?;
+    async fn open(&self, name: &str, readable: ReadableFrom) -> Result<Arc<dyn Tables>, Error> {
+        let tables = self.engine.open(name, readable).await?;
         let found = tables.savepoint();
         Ok(Arc::new(LyingTables {
             mutant: self.mutant,

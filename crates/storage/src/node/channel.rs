@@ -99,7 +99,8 @@ impl StoredChannel {
         let state = LocalStateStore::open(Arc::new(blocks.clone()), tables, options.materializer.clone()).await?;
         let (index, materializer) = (Arc::clone(&options.tables), Arc::clone(&options.materializer));
         let history = LocalHistory::new(name, Arc::new(blocks.clone()), index, materializer);
-        let private = |table| LocalPrivateRows::open(options.tables.as_ref(), name, table);
+        let height = blocks.durable_height();
+        let private = |table| LocalPrivateRows::open(options.tables.as_ref(), name, table, height);
         let (private, transient) = (private(PrivateTable::Committed).await, private(PrivateTable::Transient).await);
         let newest = epoch::read(&epochs, name)?.max(blocks.tip().epoch);
         state.set_epoch(newest);

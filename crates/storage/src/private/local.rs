@@ -8,7 +8,7 @@ use base::{BlockNumber, Epoch, rt};
 
 use super::interface::{PrivateRow, PrivateRows, PrivateTable};
 use crate::state_store::check_keys;
-use crate::tables::{RangePage, RangeQuery, Row, RowBatch, Savepoint, Tables, TablesEngine};
+use crate::tables::{RangePage, RangeQuery, ReadableFrom, Row, RowBatch, Savepoint, Tables, TablesEngine};
 use crate::{Error, lock};
 
 /// Rows that one call of [`PrivateRows::prune`] examines.
@@ -16,7 +16,10 @@ const PRUNE_ROWS_MAX: usize = 16_384;
 
 /// [`PrivateRows`] over tables of the same process.
 ///
-/// The tables' savepoint covers the blocks of all rows. In place of a block's hash it carries the number of writes, by which a
+/// The tables' savepoint covers the blocks of all rows. It may be ahead of the channel, since a block's rows are written before
+/// the block is appended. So it does not bound what can be read: after a crash, readers at the channel's last block
+/// still find what they found before, even while the next block cannot be had. Rows are pruned only for readers at blocks that
+/// were visible, and so on disk. In place of a block's hash it carries the number of writes, by which a
 /// writer sees whether its rows are durable.
 pub struct LocalPrivateRows {
     tables: Arc<dyn Tables>,
@@ -25,7 +28,7 @@ pub struct LocalPrivateRows {
 }
 
 impl LocalPrivateRows {
-    /// The private rows of a channel; empty if the channel has none yet.
+    /// The private rows of a channel; empty if the channel has none yet. `height` is the number of its blocks on disk.
     ///
     /// # Errors
     /// Those of [`TablesEngine::tables`].
@@ -33,8 +36,10 @@ impl LocalPrivateRows {
         engine: &dyn TablesEngine,
         channel: &str,
         table: PrivateTable,
+        height: u64,
     ) -> Result<LocalPrivateRows, Error> {
-        let tables = engine.tables(&format!("{channel}{}", table.suffix())).await?;
+        let name = format!("{channel}{}", table.suffix());
+        let tables = engine.open(&name, ReadableFrom::Block(BlockNumber(height.saturating_sub(1)))).await?;
         Ok(LocalPrivateRows { tables, writing: Arc::default(), syncing: AsyncMutex::new(()) })
     }
 

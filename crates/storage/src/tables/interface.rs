@@ -79,7 +79,36 @@ pub trait TablesEngine: Send + Sync + 'static {
     ///
     /// # Errors
     /// [`Error::Version`] for tables of another format; [`Error::Corrupt`] for damage; engine errors.
-    async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error>;
+    async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error> {
+        self.open(name, ReadableFrom::Savepoint).await
+    }
+
+    /// As [`TablesEngine::tables`]; `readable` says what can be read before the first [`Tables::prune`]. It counts when the
+    /// tables are opened for the first time in this process.
+    ///
+    /// # Errors
+    /// As [`TablesEngine::tables`].
+    async fn open(&self, name: &str, readable: ReadableFrom) -> Result<Arc<dyn Tables>, Error>;
+}
+
+/// Below which block reads are refused until [`Tables::prune`] raises the bound.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ReadableFrom {
+    /// The last block before the savepoint: earlier processes may have pruned rows that only older readers see.
+    Savepoint,
+    /// This block, if it is older: for rows whose savepoint may be ahead of the channel's blocks. Earlier processes pruned for
+    /// readers at this block or older ones, promises the caller.
+    Block(BlockNumber),
+}
+
+impl ReadableFrom {
+    /// The oldest readable block of tables with this savepoint.
+    pub(super) fn oldest(self, savepoint: Savepoint) -> u64 {
+        match self {
+            ReadableFrom::Savepoint => savepoint.height.saturating_sub(1),
+            ReadableFrom::Block(oldest) => oldest.get().min(savepoint.height.saturating_sub(1)),
+        }
+    }
 }
 
 /// The rows of one channel's world state.

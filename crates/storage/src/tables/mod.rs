@@ -35,8 +35,8 @@ pub use batch::RowBatch;
 pub use fjall::{FjallConfig, FjallEngine};
 use interface::check_readable;
 pub use interface::{
-    PRUNE_ROWS_MIN, PruneOutcome, RangeEntry, RangePage, RangeQuery, Row, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Tables,
-    TablesEngine,
+    PRUNE_ROWS_MIN, PruneOutcome, RangeEntry, RangePage, RangeQuery, ReadableFrom, Row, SCAN_BYTES_SOFT_MAX,
+    SCAN_ROWS_MAX, Tables, TablesEngine,
 };
 pub use key::{KEY_BYTES_MAX, NAMESPACE_BYTES_MAX, key_bytes};
 pub(crate) use key::{check as check_key, is_row_key, prefix as row_prefix};

@@ -13,7 +13,7 @@ use crate::tables::fjall::config::{FjallConfig, WORKER_THREADS_MIN};
 use crate::tables::fjall::journal;
 use crate::tables::fjall::merge::{MergeBounds, MergeFilterFactory};
 use crate::tables::fjall::tables::FjallTables;
-use crate::tables::{Tables, TablesEngine};
+use crate::tables::{ReadableFrom, Tables, TablesEngine};
 use crate::{Error, events, lock};
 
 const JOURNAL_BYTES_MIN: u64 = 64 << 20;
@@ -55,7 +55,7 @@ impl FjallEngine {
         let database = database.map_err(|error| Error::engine_opening(&path, error))?;
         Ok(FjallEngine { path, options, database, bounds, tables: Mutex::default() })
     }
-    fn tables_blocking(&self, name: &str) -> Result<Arc<FjallTables>, Error> {
+    fn open_tables(&self, name: &str, readable: ReadableFrom) -> Result<Arc<FjallTables>, Error> {
         if name.is_empty() || name.len() > 255 {
             return Err(Error::Invalid("the name of a channel's tables has 1 to 255 bytes"));
         }
@@ -73,6 +73,7 @@ impl FjallEngine {
             self.options.hint_bytes,
             keyspace,
             self.bounds.of(name),
+            readable,
         )?);
         tables.insert(name.to_string(), Arc::clone(&opened));
         Ok(opened)
@@ -81,9 +82,9 @@ impl FjallEngine {
 
 #[async_trait::async_trait]
 impl TablesEngine for FjallEngine {
-    async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error> {
+    async fn open(&self, name: &str, readable: ReadableFrom) -> Result<Arc<dyn Tables>, Error> {
         // Reads at most a few engine blocks, so it is done in place.
-        Ok(self.tables_blocking(name)? as Arc<dyn Tables>)
+        Ok(self.open_tables(name, readable)? as Arc<dyn Tables>)
     }
 }
 

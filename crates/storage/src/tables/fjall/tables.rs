@@ -13,8 +13,8 @@ use super::hints::{HintLookup, NewestRow, NewestRowHints};
 use crate::tables::key::{self, RowKey};
 use crate::tables::prune::PruneSweep;
 use crate::tables::{
-    PruneOutcome, RangeEntry, RangePage, RangeQuery, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint,
-    Tables, check_follows, check_readable,
+    PruneOutcome, RangeEntry, RangePage, RangeQuery, ReadableFrom, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX,
+    Savepoint, Tables, check_follows, check_readable,
 };
 use crate::{Error, events, lock};
 
@@ -41,6 +41,7 @@ impl FjallTables {
         hint_bytes: usize,
         keyspace: Keyspace,
         oldest: Arc<AtomicU64>,
+        readable: ReadableFrom,
     ) -> Result<FjallTables, Error> {
         let found =
             keyspace.get(key::SAVEPOINT).map_err(|error| Error::engine("reading the savepoint", path, error))?;
@@ -48,8 +49,7 @@ impl FjallTables {
             None => Savepoint::default(),
             Some(bytes) => decode_savepoint(path, &bytes)?,
         };
-        // What earlier processes pruned is unknown, so reads below the savepoint are not promised.
-        oldest.fetch_max(savepoint.height.saturating_sub(1), Ordering::Relaxed);
+        oldest.fetch_max(readable.oldest(savepoint), Ordering::Relaxed);
         Ok(FjallTables {
             path: path.to_path_buf(),
             database: database.clone(),

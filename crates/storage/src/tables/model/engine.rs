@@ -14,8 +14,8 @@ use crate::tables::key::{self, RowKey};
 use crate::tables::model::log::{Rows, encode_record, log_name, parse_name, replay};
 use crate::tables::prune::PruneSweep;
 use crate::tables::{
-    PruneOutcome, RangeEntry, RangePage, RangeQuery, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX, Savepoint,
-    Tables, TablesEngine, check_follows, check_readable,
+    PruneOutcome, RangeEntry, RangePage, RangeQuery, ReadableFrom, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX,
+    Savepoint, Tables, TablesEngine, check_follows, check_readable,
 };
 use crate::{Error, events, lock};
 
@@ -44,14 +44,14 @@ impl ModelEngine {
 
 #[async_trait::async_trait]
 impl TablesEngine for ModelEngine {
-    async fn tables(&self, name: &str) -> Result<Arc<dyn Tables>, Error> {
+    async fn open(&self, name: &str, readable: ReadableFrom) -> Result<Arc<dyn Tables>, Error> {
         let mut tables = self.tables.lock().await;
         if let Some(open) = tables.get(name) {
             return Ok(Arc::clone(open) as Arc<dyn Tables>);
         }
         let path = self.directory.path().join(name);
         let directory = self.directory.subdirectory(name).await.map_err(|error| Error::io("opening", &path, error))?;
-        let opened = Arc::new(ModelTables::open(directory).await?);
+        let opened = Arc::new(ModelTables::open(directory, readable).await?);
         tables.insert(name.to_string(), Arc::clone(&opened));
         Ok(opened)
     }
@@ -83,7 +83,7 @@ struct ModelLog {
 }
 
 impl ModelTables {
-    async fn open(directory: Directory) -> Result<ModelTables, Error> {
+    async fn open(directory: Directory, readable: ReadableFrom) -> Result<ModelTables, Error> {
         let io = |error| Error::io("opening the tables in", directory.path(), error);
         let mut numbers: Vec<u64> = directory.list().map_err(io)?.iter().filter_map(|name| parse_name(name)).collect();
         numbers.sort_unstable();
@@ -114,7 +114,7 @@ impl ModelTables {
                 (Rows::new(), Savepoint::default(), ModelLog { number: 0, file, bytes: 0, name_is_durable: true })
             }
         };
-        let oldest = savepoint.height.saturating_sub(1);
+        let oldest = readable.oldest(savepoint);
         let state = ModelState { rows, savepoint, oldest, cursor: key::first_row(), queued: Vec::new() };
         Ok(ModelTables {
             directory,
