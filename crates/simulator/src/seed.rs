@@ -3,7 +3,7 @@
 //! 1. The network starts, and the data that contracts need is loaded. The only faults so far are delays in index
 //!    splits.
 //! 2. Clients work while the fault plan runs. The recorder observes.
-//! 3. All faults are healed. With a group of orderers, in some seeds a minority of the orderers is then cut off again:
+//! 3. All faults are healed. With a group of orderers, in some seeds a minority is cut off again once the group is whole:
 //!    the majority must commit a transaction and deliver it to every peer. Then a fresh transaction and a change of the
 //!    configuration must commit, all peers must reach the height of the orderers, all pooled memory must be accounted
 //!    for, and members of private collections must get all private data that anybody has.
@@ -304,6 +304,7 @@ async fn drive(
     network.heal();
     witness.log("everything is healed");
     if let Some(away) = network.scenario.unreachable_orderer() {
+        ordering::wait_until_whole(&network).await?;
         ordering::isolate_minority(&network, &away);
         let call = ContractCall::new("basic", "CreateAsset", ["majority", "red", "1", "most", "1"].map(str::to_owned));
         claims.add(commit_all(&network, vec![call], "commit a transaction with a majority of the orderers").await?);

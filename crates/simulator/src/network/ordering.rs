@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,8 +29,10 @@ use sift::{
 
 use super::Network;
 use super::nodes::Ended;
+use crate::client::wait_until;
 use crate::coverage::{FAILOVER_ON_RAFT, FAILOVER_ON_SIFT, GROUP_REFORMATTED, MEMORY_NODE_READMITTED};
 use crate::scenario::OrderingEngine;
+use crate::seed::HEALTHY_MAX;
 
 const GROUP: GroupId = GroupId(1);
 const TOKEN: Token = Token::new([9; TOKEN_BYTES]);
@@ -65,6 +67,8 @@ struct OrdererObservationsInner {
     /// The blocks that orderers have shown.
     visible: Vec<Hash>,
     running: BTreeMap<String, Arc<OrdererChannel>>,
+    /// By orderer: its newest engine on memory nodes.
+    sifts: BTreeMap<String, Weak<SiftLog>>,
     /// By orderer that does not run: the number of blocks that were on its disk when it ended.
     durable_heights: BTreeMap<String, u64>,
     /// The leader of the greatest term.
@@ -238,6 +242,27 @@ fn record_memory_recovery(network: &Network, engines: &OrdererEngines) {
     };
 }
 
+/// Waits until every memory node of a group has a complete copy again: before that, the group need not survive the loss of
+/// as many as [`isolate_minority`] takes.
+///
+/// # Errors
+/// If that takes too long.
+pub async fn wait_until_whole(network: &Network) -> Result<(), String> {
+    let logs = network.scenario.logs().len();
+    let status = || {
+        let orderers = network.orderers.lock();
+        let running = orderers.sifts.values().filter_map(Weak::upgrade);
+        running.filter_map(|sift| sift.status()).max_by_key(|status| status.term)
+    };
+    let is_whole = || logs == 0 || status().is_some_and(|status| status.live == logs);
+    match wait_until(HEALTHY_MAX, is_whole).await {
+        true => Ok(()),
+        false => {
+            Err(format!("the memory nodes of the orderers were not whole again within {HEALTHY_MAX:?}: {:?}", status()))
+        }
+    }
+}
+
 /// Takes away as much of a group as it must tolerate: one orderer is cut off from the others and their memory, but not from
 /// peers and clients, and F memory nodes stop.
 pub fn isolate_minority(network: &Network, away: &str) {
@@ -309,6 +334,7 @@ impl OrderingEngines for OrdererEngines {
                     disk_timeout: DISK_TIMEOUT,
                 });
                 let sift = Arc::new(sift.await?);
+                self.network.orderers.lock().sifts.insert(self.name.clone(), Arc::downgrade(&sift));
                 Ok(Arc::clone(self.sift.get_or_init(|| sift)) as Arc<dyn OrderedLog>)
             }
         }
