@@ -35,6 +35,13 @@ impl NamespaceHasher {
         NamespaceHasher(hasher)
     }
 
+    /// Stands for all rows of the namespace.
+    pub(crate) fn whole(&self) -> RowHash {
+        let mut hasher = self.0.clone();
+        hasher.write_u8(0);
+        RowHash(hasher.finish())
+    }
+
     pub(crate) fn row(&self, key: &str) -> RowHash {
         let mut hasher = self.0.clone();
         hasher.write(key.as_bytes());

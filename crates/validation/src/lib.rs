@@ -71,6 +71,7 @@
 
 #![deny(missing_docs)]
 
+pub mod accesses;
 pub mod block;
 pub mod conflicts;
 pub mod endorsement;
