@@ -20,6 +20,10 @@ base::events! {
     counter MessagesRejected("heddle_chain_messages_rejected_total");
     /// Messages that an orderer rejected because its queue was full.
     counter MessagesOverloaded("heddle_chain_messages_overloaded_total");
+    /// Blocks whose transactions a leader put into another order than that of their arrival.
+    counter BlocksReordered("heddle_chain_blocks_reordered_total");
+    /// Transactions that such an order keeps from a conflict, as predicted.
+    counter ConflictsAvoided("heddle_chain_conflicts_avoided_total");
     /// Blocks that orderers made durable; each is counted by every orderer of a group.
     counter BlocksOrdered("heddle_chain_blocks_ordered_total");
     /// Time from cutting a block to its being durable at the orderer.

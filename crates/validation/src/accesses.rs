@@ -140,7 +140,8 @@ mod tests {
         let reads: Vec<RowHash> = accesses.reads.iter().map(|read| read.row).collect();
         assert_eq!(reads, footprint.reads());
         assert!(accesses.writes.iter().all(|write| footprint.writes().contains(&write.row)));
-        let versions: Vec<_> = accesses.reads.iter().map(|read| read.version.map(|at| (at.block, at.transaction))).collect();
+        let versions: Vec<_> =
+            accesses.reads.iter().map(|read| read.version.map(|at| (at.block, at.transaction))).collect();
         assert_eq!(versions, [Some((7, 2)), None, Some((3, 1))]);
         let deletes: Vec<bool> = accesses.writes.iter().map(|write| write.is_delete).collect();
         assert_eq!(deletes, [false, true, false]);
@@ -155,7 +156,8 @@ mod tests {
     fn a_set_that_writes_metadata_has_none() {
         let metadata = BTreeMap::from([("policy".to_owned(), Bytes::from_static(b"p"))]);
         let public = set(|recorder| recorder.metadata_write(&"bank".into(), "ann", metadata.clone()));
-        let private = set(|recorder| recorder.private_metadata_write(&"bank".into(), "secret", "ann", metadata.clone()));
+        let private =
+            set(|recorder| recorder.private_metadata_write(&"bank".into(), "secret", "ann", metadata.clone()));
         assert_eq!((Accesses::of(&public, 100), Accesses::of(&private, 100)), (None, None));
     }
 }

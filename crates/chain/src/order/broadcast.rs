@@ -113,6 +113,9 @@ pub struct BroadcastConfig {
     pub acknowledge: AcknowledgeMode,
     /// When a block is cut.
     pub cutting: CuttingMode,
+    /// Whether a leader changes the order of a block's transactions so that more of them are valid; see
+    /// [`reorder`](crate::order::reorder).
+    pub reorder: bool,
     /// Links that may be served at the same time at each address, divided between the organisations.
     pub connections_max: usize,
 }
@@ -125,6 +128,7 @@ impl Default for BroadcastConfig {
             queue_wait_max: Duration::from_secs(2),
             acknowledge: AcknowledgeMode::Queued,
             cutting: CuttingMode::Idle,
+            reorder: false,
             connections_max: 256,
         }
     }
