@@ -18,6 +18,7 @@ use crate::commit::context::{ChainTip, CommitContext, PipelineConfig};
 use crate::commit::delivery::run_delivery;
 use crate::commit::pipeline::{CommitPipeline, run};
 use crate::commit::recent::CommittedBlock;
+use crate::commit::recent_writes::RecentWrites;
 use crate::commit::replay::replay;
 use crate::commit::waiters::TxStatus;
 use crate::history::KeyHistory;
@@ -209,6 +210,11 @@ impl Channel {
             Some(status) => Ok(status),
             None => waiter?.wait().await,
         }
+    }
+
+    /// The rows that recent blocks wrote; `None` unless [`PipelineConfig::early_abort`] is set.
+    pub fn recent_writes(&self) -> Option<&RecentWrites> {
+        self.context.writes.as_ref().map(|(_, recent)| recent)
     }
 
     /// The error that ended the channel's pipeline, if any. Committed blocks can still be read.

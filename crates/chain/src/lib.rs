@@ -101,6 +101,7 @@
 pub mod channel;
 pub mod commit;
 pub mod compute_node;
+pub mod early_abort;
 pub mod endorse;
 pub mod error;
 pub mod events;

@@ -13,6 +13,7 @@ use replica::load::ReportedNode;
 use rules::access::ChannelPolicies;
 
 use crate::commit::recent::CommittedBlock;
+use crate::commit::recent_writes::RecentWrites;
 use crate::commit::waiters::TxStatus;
 use crate::private_block::{TransactionPrivateData, private_data_of, reader};
 use crate::{Channel, Error};
@@ -82,6 +83,11 @@ pub trait ChannelView: Send + Sync + 'static {
     /// `Rejected` if the signer may not read the channel's blocks; as [`ChannelView::read_block`].
     async fn private_data(&self, number: u64, request: &Bytes) -> Result<Vec<TransactionPrivateData>, Error>;
 
+    /// The rows that recent blocks wrote, by which [`crate::early_abort`] judges; `None` if they are not noted.
+    fn recent_writes(&self) -> Option<&RecentWrites> {
+        None
+    }
+
     /// Why the channel accepts no new blocks, if it does not. Committed blocks can still be read.
     fn failure(&self) -> Option<Arc<Error>>;
 
@@ -124,6 +130,10 @@ impl ChannelView for Channel {
         let reader = reader(request, &policies)?;
         let Some(block) = Channel::committed_block(self, number).await? else { return Ok(Vec::new()) };
         private_data_of(&block, &reader, self.private(), &policies, Channel::height(self)).await
+    }
+
+    fn recent_writes(&self) -> Option<&RecentWrites> {
+        Channel::recent_writes(self)
     }
 
     fn failure(&self) -> Option<Arc<Error>> {

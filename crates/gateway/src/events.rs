@@ -29,6 +29,8 @@ base::events! {
     counter Endorsed("heddle_gateway_endorsed_total");
     /// Transactions submitted to the orderer.
     counter Submitted("heddle_gateway_submitted_total");
+    /// Transactions that were not sent to the orderer, because a key that they read had been written since.
+    counter AbortedEarly("heddle_gateway_aborted_early_total");
     /// Commit statuses answered.
     counter StatusesAnswered("heddle_gateway_commit_statuses_total");
     /// Calls to the gateway that ended in an error.

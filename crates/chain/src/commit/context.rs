@@ -7,11 +7,12 @@ use base::rt::channel::{WatchReceiver, WatchSender, watch};
 use ledger::Hash;
 use replica::PrimaryRole;
 use replica::offload::OffloadConfig;
-use state::WorldState;
+use state::{UpdateBatch, WorldState};
 use storage::blocks::Blocks;
 use validation::block::ConflictCheckMode;
 
 use super::recent::{CommittedBlock, RecentCommittedBlocks};
+use super::recent_writes::{RecentWrites, RowKey, WrittenRows};
 use super::waiters::TxWaiters;
 use crate::fault::{ChannelFailure, StallGuard, StallReasons};
 use crate::{Error, events};
@@ -30,6 +31,9 @@ pub struct PipelineConfig {
     pub offload: OffloadConfig,
     /// How the transactions of a block are checked for conflicts.
     pub conflicts: ConflictCheckMode,
+    /// Whether gateways learn which rows each block wrote, and answer clients whose transactions can never be valid
+    /// ([`crate::early_abort`]).
+    pub early_abort: bool,
 }
 
 impl Default for PipelineConfig {
@@ -39,6 +43,7 @@ impl Default for PipelineConfig {
             replay_blocks_max: 64,
             offload: OffloadConfig::default(),
             conflicts: ConflictCheckMode::default(),
+            early_abort: false,
         }
     }
 }
@@ -57,6 +62,8 @@ pub struct CommitContext {
     pub recent: RecentCommittedBlocks,
     /// The callers that wait for a transaction's commit.
     pub waiters: TxWaiters,
+    /// The rows that the newest blocks wrote, and the key of their hashes, if they are noted.
+    pub writes: Option<(RowKey, RecentWrites)>,
     /// The private data of the channel's transactions.
     pub private: Arc<PrivateChannel>,
     /// The settings with which the channel was opened.
@@ -105,6 +112,7 @@ impl CommitContext {
             private,
             recent: RecentCommittedBlocks::default(),
             waiters: TxWaiters::default(),
+            writes: settings.early_abort.then(|| (RowKey::random(), RecentWrites::default())),
             settings,
             primary,
             height,
@@ -152,6 +160,11 @@ impl CommitContext {
         self.stop.cancel();
     }
 
+    /// The rows that a block's changes write, if they are noted.
+    pub(super) fn written_rows(&self, batch: &UpdateBatch) -> Option<WrittenRows> {
+        self.writes.as_ref().map(|(key, _)| WrittenRows::of(key, batch))
+    }
+
     pub(super) fn publish(&self, block: CommittedBlock, codes: &[Code], policies: Option<Arc<ChannelPolicies>>) {
         let block = Arc::new(block);
         if let Some(policies) = policies {
@@ -159,6 +172,10 @@ impl CommitContext {
         }
         self.recent.push(block.clone());
         self.height.send(block.number() + 1);
+        // Later than the height, so that whoever finds a row here also finds the block's transactions committed.
+        if let (Some((_, recent)), Some(rows)) = (&self.writes, block.written_rows()) {
+            recent.note(block.number(), rows);
+        }
         self.waiters.publish(&block);
         events::BlocksCommitted.add(1);
         count(codes);

@@ -28,8 +28,8 @@
 //! starts; the other compute nodes of the peer read them while they follow.
 //!
 //! A block is published in this order: its policies replace the old ones if it changes them, the block joins the ring
-//! of recent blocks ([`recent`]), the height moves, and the callers that wait for its transactions are notified
-//! ([`waiters`]).
+//! of recent blocks ([`recent`]), the height moves, the rows that it wrote are noted ([`recent_writes`], an option), and
+//! the callers that wait for its transactions are notified ([`waiters`]).
 //!
 //! Invariants:
 //! 1. A block counts as committed, and its writes are visible, only once the block and its filter are durable here.
@@ -49,6 +49,7 @@ pub mod context;
 pub mod delivery;
 pub mod pipeline;
 pub mod recent;
+pub mod recent_writes;
 pub mod replay;
 mod verifying;
 pub mod waiters;

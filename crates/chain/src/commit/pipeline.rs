@@ -459,6 +459,7 @@ async fn finish_blocks(context: Arc<CommitContext>, mut to_finish: Receiver<Vali
             if context.state.wants_persist() {
                 persist(&context).await?;
             }
+            let block = block.with_written_rows(context.written_rows(&batch));
             let started = rt::now();
             match durable.take() {
                 Some(durable) => context.state.apply_when(block.number(), batch, durable).await?,

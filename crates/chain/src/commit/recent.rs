@@ -14,6 +14,7 @@ use ledger::transaction::{ActionEvent, ActionOutcome, Transaction};
 use ledger::Code;
 use proto::common::HeaderType;
 
+use super::recent_writes::WrittenRows;
 use crate::Error;
 use validation::verify::{VerifiedTransaction, claimed};
 
@@ -29,6 +30,7 @@ pub struct CommittedBlock {
     transactions: Vec<CommittedTransaction>,
     bytes: OnceLock<Bytes>,
     changes_policies: bool,
+    written_rows: Option<WrittenRows>,
 }
 
 /// A transaction of a committed block.
@@ -75,7 +77,7 @@ impl CommittedBlock {
             || derived.any(|update| update.is_ok_and(|update| update.namespace == RULES));
         drop(derived);
         let block = stored.without_derived_updates();
-        CommittedBlock { block, transactions, changes_policies, bytes: OnceLock::new() }
+        CommittedBlock { block, transactions, changes_policies, bytes: OnceLock::new(), written_rows: None }
     }
 
     /// Decodes a block as this peer stored it.
@@ -105,6 +107,17 @@ impl CommittedBlock {
             })
             .collect();
         Ok(CommittedBlock::new(block, transactions))
+    }
+
+    /// The block with the rows that its valid transactions wrote, if they are known.
+    pub fn with_written_rows(self, written_rows: Option<WrittenRows>) -> CommittedBlock {
+        CommittedBlock { written_rows, ..self }
+    }
+
+    /// The rows that its valid transactions wrote. Only the node that committed the block knows them, as long as the block is in
+    /// the ring, and only if gateways shall learn them.
+    pub fn written_rows(&self) -> Option<&WrittenRows> {
+        self.written_rows.as_ref()
     }
 
     /// The block's number.

@@ -1,17 +1,19 @@
 //! `Gateway.Submit`: sends an envelope to an orderer. The answer means that the orderer has accepted the envelope;
-//! validation comes later.
+//! validation comes later. A transaction that can never be valid, as far as the peer notes the rows that its blocks write,
+//! is not sent: the answer is `ABORTED` at once ([`chain::early_abort`]).
 
 use std::sync::Arc;
 
 use base::ErrorKind;
 use bytes::Bytes;
+use chain::commit::recent_writes::OutdatedRead;
 use chain::order::BroadcastError;
 use ledger::wire::WireError;
 use proto::gateway::{ErrorDetail, SubmitResponse};
 
 use super::PeerServiceCore;
 use super::proposal::{field, malformed, name, walk};
-use crate::events::{SubmitTime, Submitted};
+use crate::events::{AbortedEarly, SubmitTime, Submitted};
 use crate::grpc::message::frame;
 use crate::grpc::{Caller, GrpcCode, GrpcStatus};
 
@@ -19,7 +21,14 @@ pub(super) async fn submit(state: &Arc<PeerServiceCore>, caller: &Caller, messag
     let begin = base::rt::now();
     let Submission { channel, envelope } = Submission::read(&message)?;
     let channel = &*channel;
-    state.live_channel(channel)?;
+    let view = state.live_channel(channel)?;
+    if let Some(outdated) = chain::early_abort::outdated_read(&*view, &envelope).await {
+        AbortedEarly.add(1);
+        let message = conflict_text(&outdated);
+        let (address, msp_id) = (state.local.address.to_string(), state.local.msp_id.to_string());
+        let detail = ErrorDetail { address, msp_id, message: message.clone() };
+        return Err(GrpcStatus::new(GrpcCode::Aborted, message).with_detail(detail));
+    }
     let mut details = Vec::new();
     for orderer in &state.orderers {
         let detail = |error: &BroadcastError| ErrorDetail {
@@ -62,6 +71,16 @@ pub(super) async fn submit(state: &Arc<PeerServiceCore>, caller: &Caller, messag
     }
     Err(GrpcStatus::new(GrpcCode::Unavailable, "no orderers could successfully process transaction")
         .with_details(details))
+}
+
+/// For the client: why its transaction was not sent to an orderer, and what to do.
+fn conflict_text(outdated: &OutdatedRead) -> String {
+    let OutdatedRead { contract, seen, newest } = outdated;
+    format!(
+        "MVCC_READ_CONFLICT: chaincode {contract} read a key that transaction {} of block {} has written since (the version \
+         read is of block {}); the transaction was not ordered; endorse it again",
+        newest.transaction, newest.block, seen.block
+    )
 }
 
 /// A `SubmitRequest`.
