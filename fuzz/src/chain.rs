@@ -1,8 +1,9 @@
 //! Decoders of `chain`: proposals, read-write sets, blocks and requests over links, offloaded work items.
 
-use base::Bytes;
 use base::fuzz::{FuzzTarget, InputShape, authenticated, untrusted};
+use base::{Bytes, Version};
 use block_transport::protocol;
+use chain::commit::recent_writes::{RecentWrites, RowKey, WrittenRows};
 use chain::remote::PROTOCOL_VERSIONS;
 use chain::remote::messages::{
     self, Ask, BlockAt, BlockResponse, BroadcastEnvelope, CommitNotification, CommittedTx, Hello, PeerRequest,
@@ -14,6 +15,7 @@ use ledger::transaction::Transaction;
 use ledger::wire::Span;
 use prost::Message;
 use proto::protos;
+use state::UpdateBatch;
 use validation::offload::{SignatureVerdicts, VerificationPart};
 use validation::verify::SignatureVerdict;
 
@@ -23,6 +25,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "chain-rwset", shape: InputShape::Protobuf, run: rwset, seeds: rwsets },
     FuzzTarget { name: "chain-order-links", shape: InputShape::Bytes, run: order_links, seeds: order_link_seeds },
     FuzzTarget { name: "chain-peer-links", shape: InputShape::Protobuf, run: peer_links, seeds: peer_link_seeds },
+    FuzzTarget { name: "chain-written-rows", shape: InputShape::Bytes, run: written_rows, seeds: written_row_seeds },
     FuzzTarget { name: "chain-borrowed-work", shape: InputShape::Bytes, run: offloaded, seeds: offloaded_seeds },
 ];
 
@@ -177,6 +180,7 @@ fn peer_link_seeds() -> Vec<Vec<u8>> {
         transactions: vec![CommittedTx { tx_id: "ab".to_owned(), code: 11 }],
         failure: None,
         changes_policies: true,
+        written_rows: Bytes::from(written_row_seeds().swap_remove(1)),
     };
     let others = [
         Hello::new(PROTOCOL_VERSIONS).answer(|| vec![at()]).expect("it is a hello").encode_to_vec(),
@@ -209,6 +213,25 @@ fn peer_links(input: &[u8]) {
         let come_back = RemoteFailure::of_endorse(&error).into_endorse();
         assert_eq!((come_back.kind(), come_back.to_string()), (error.kind(), error.to_string()));
     }
+}
+
+fn written_row_seeds() -> Vec<Vec<u8>> {
+    let key = RowKey::random();
+    let seed = |rows: u32| {
+        let mut batch = UpdateBatch::default();
+        for row in 0..rows {
+            batch.put(&"ns".into(), row.to_string().into(), None, Version::new(7, row));
+        }
+        WrittenRows::of(&key, &batch).bytes().to_vec()
+    };
+    [0, 1, 20].map(seed).into()
+}
+
+fn written_rows(input: &[u8]) {
+    let bytes = Bytes::copy_from_slice(input);
+    let Ok(rows) = authenticated(input, || WrittenRows::decode(bytes.clone())) else { return };
+    assert_eq!(*rows.bytes(), bytes);
+    RecentWrites::default().note(u64::MAX, &rows);
 }
 
 fn offloaded_seeds() -> Vec<Vec<u8>> {

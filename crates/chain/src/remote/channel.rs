@@ -22,6 +22,7 @@ use super::messages::{
 use super::private_messages::{PrivateBlock, PrivateBlockResponse};
 use crate::Error;
 use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
+use crate::commit::recent_writes::{RecentWrites, WrittenRows};
 use crate::commit::waiters::{TxStatus, TxWaiters};
 use crate::private_block::TransactionPrivateData;
 use crate::view::ChannelView;
@@ -148,6 +149,7 @@ pub struct RemoteChannel {
     height: WatchSender<u64>,
     recent: RecentCommittedBlocks,
     waiters: TxWaiters,
+    writes: RecentWrites,
     failure: Mutex<Option<Arc<Error>>>,
     failed: CancellationToken,
 }
@@ -161,6 +163,7 @@ impl RemoteChannel {
             height: watch(0).0,
             recent: RecentCommittedBlocks::default(),
             waiters: TxWaiters::default(),
+            writes: RecentWrites::default(),
             failure: Mutex::new(None),
             failed: CancellationToken::new(),
         }
@@ -229,6 +232,10 @@ impl RemoteChannel {
             .map(|transaction| (TxId::new(transaction.tx_id), Code(u8::try_from(transaction.code).unwrap_or(u8::MAX))))
             .collect();
         self.raise_height(height);
+        // If there are none, or they are malformed, transactions are ordered as usual.
+        if let Ok(rows) = WrittenRows::decode(notice.written_rows) {
+            self.writes.note(notice.number, &rows);
+        }
         self.waiters.notify(notice.number, transactions.iter().map(|(tx_id, code)| (tx_id, *code)));
     }
 
@@ -298,6 +305,10 @@ impl ChannelView for RemoteChannel {
         let answer: PrivateBlockResponse =
             decode(answer).map_err(|error| self.connection.malformed("private data", &error))?;
         Ok(answer.into_private_data())
+    }
+
+    fn recent_writes(&self) -> Option<&RecentWrites> {
+        Some(&self.writes)
     }
 
     fn failure(&self) -> Option<Arc<Error>> {

@@ -417,6 +417,10 @@ pub struct CommitNotification {
     /// Whether the block has changed the channel's configuration, or the definition of a contract.
     #[prost(bool, tag = "5")]
     pub changes_policies: bool,
+    /// The bytes of the [`WrittenRows`](crate::commit::recent_writes::WrittenRows) of the block; empty if the peer does not
+    /// note them.
+    #[prost(bytes = "bytes", tag = "6")]
+    pub written_rows: Bytes,
 }
 
 /// A transaction of a committed block.

@@ -286,6 +286,7 @@ async fn notify(channel: &dyn ChannelView, from: u64, notifier: &Notifier) {
             transactions: transactions.collect(),
             failure: None,
             changes_policies: block.changes_policies(),
+            written_rows: block.written_rows().map(|rows| rows.bytes().clone()).unwrap_or_default(),
         };
         if notifier.notify(notice.encode_to_vec()).await.is_err() {
             return;

@@ -5,15 +5,19 @@ use std::time::Duration;
 
 use base::Bytes;
 use base::rt::disk::Directory;
-use base::rt::production;
+use base::rt::net::Parties;
+use base::rt::{self, CancellationToken, production};
 use chain::commit::recent_writes::OutdatedRead;
 use chain::early_abort::outdated_read;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, CuttingMode, Orderer};
 use chain::peer::Peer;
+use chain::remote::{RemotePeer, RemotePeerConfig, ServiceScope, serve_peer};
+use chain::view::PeerView;
 use ledger::Code;
 use ledger::config::EndorsementRule;
 use ledger::rwset::ReadVersion;
+use rules::definitions::ContractDefinitions;
 use storage::tables::ModelEngine;
 
 use crate::support::*;
@@ -23,6 +27,9 @@ struct ContendedNetwork {
     consortium: Consortium,
     orderer: Arc<Orderer>,
     peer: Arc<Peer>,
+    /// The same peer, as a gateway in another process sees it.
+    gateway: RemotePeer,
+    stop_links: CancellationToken,
 }
 
 impl ContendedNetwork {
@@ -40,7 +47,18 @@ impl ContendedNetwork {
         options.settings.commit.early_abort = true;
         let peer = Peer::open(options).await.expect("the peer opens");
         peer.join(&consortium.genesis).await.expect("the peer joins");
-        ContendedNetwork { consortium, orderer, peer }
+        let (anyone, stop_links, address) = (Parties::anyone(), CancellationToken::new(), root.path().join("links"));
+        let address = format!("links of {}", address.display());
+        let serving = serve_peer(peer.clone(), ServiceScope::Own, &address, &anyone, stop_links.clone()).await;
+        drop(serving.expect("the address is free"));
+        let gateway = RemotePeer::new(RemotePeerConfig {
+            name: "peer".to_owned(),
+            addresses: vec![address],
+            parties: anyone,
+            definitions: ContractDefinitions::new(),
+        });
+        rt::timeout(Duration::from_secs(20), gateway.reached()).await.expect("the peer serves");
+        ContendedNetwork { consortium, orderer, peer, gateway, stop_links }
     }
 
     async fn endorse(&self, client: &Client, function: &str, args: &[&str]) -> (SignedTestProposal, Bytes) {
@@ -67,7 +85,12 @@ impl ContendedNetwork {
         outdated_read(&*self.peer.channel(CHANNEL).expect("it was joined"), envelope).await
     }
 
+    async fn outdated_at_gateway(&self, envelope: &Bytes) -> Option<OutdatedRead> {
+        outdated_read(&*self.gateway.channel(CHANNEL)?, envelope).await
+    }
+
     async fn stop(self) {
+        self.stop_links.cancel();
         self.peer.stop().await.expect("the peer stops");
         self.orderer.stop().await;
     }
@@ -115,6 +138,14 @@ fn only_transactions_that_can_never_be_valid_are_aborted_early() {
         let (seen, newest) = (ReadVersion { block: 1, transaction: 0 }, ReadVersion { block: 2, transaction: 0 });
         let expected = OutdatedRead { contract: "smallbank".to_owned(), seen, newest };
         assert_eq!(network.outdated(&late.1).await, Some(expected));
+        // A gateway in another process learns it with the notice of the block.
+        let gateway = async {
+            while network.outdated_at_gateway(&late.1).await.is_none() {
+                rt::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        rt::timeout(Duration::from_secs(20), gateway).await.expect("the gateway learns the rows");
+        assert_eq!(network.outdated_at_gateway(&one.1).await, None);
         // Endorsed again, it is up to date.
         let fresh = network.endorse(&client, "deposit_checking", &["7", "ann"]).await;
         assert_eq!(network.outdated(&fresh.1).await, None);
