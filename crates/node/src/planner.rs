@@ -397,6 +397,7 @@ impl Planner<'_> {
                     directory: self.data(&orderer_data(self.orderers[place])),
                     free_bytes_min: config.storage.free_bytes_min,
                     cut: config.ordering.cut,
+                    reorder: config.ordering.reorder,
                     limits: config.limits.clone(),
                     sift: (config.ordering.engine == OrderingEngine::Sift).then(|| SiftFile {
                         number: place as u64 + 1,
@@ -537,6 +538,7 @@ impl Planner<'_> {
             chaincode_port: chaincodes.port(at.chaincodes[organization].get(node).copied())?,
             savepoint_blocks: config.storage.savepoint_blocks,
             validation: config.pool.validation,
+            early_abort: config.ordering.early_abort,
             peer_nodes: among,
             pooled,
             local,

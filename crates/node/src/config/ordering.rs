@@ -53,6 +53,10 @@ pub struct OrderingConfig {
     pub engine: OrderingEngine,
     /// When a block is cut.
     pub cut: CutSetting,
+    /// Whether the leader changes the order of a block's transactions so that more of them are valid.
+    pub reorder: bool,
+    /// Whether gateways answer clients whose transactions can never be valid, instead of having them ordered.
+    pub early_abort: bool,
     /// The number of orderers, for engines with several.
     pub orderers: usize,
     /// The number of the log's memory nodes, if the engine uses any.
@@ -68,6 +72,8 @@ impl Default for OrderingConfig {
         OrderingConfig {
             engine: OrderingEngine::Solo,
             cut: CutSetting::Idle,
+            reorder: false,
+            early_abort: false,
             orderers: 3,
             memory_nodes: 3,
             log_bytes: 64 << 20,

@@ -301,6 +301,7 @@ async fn start_orderers(
             watermark_folder: layout::orderer_folder(&network.path, place),
             volatile: config.volatile,
             cutting: orderer::cutting(config.cut),
+            reorder: config.reorder,
             genesis: &network.genesis,
             address: &blocks_address(network, place),
         };

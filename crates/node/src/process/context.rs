@@ -254,6 +254,7 @@ impl RoleContext<'_> {
         let mut config = file::process_config(&section.organizations, &section.contracts, &section.limits);
         config.storage.savepoint_blocks = section.savepoint_blocks;
         config.pool.validation = section.validation;
+        config.ordering.early_abort = section.early_abort;
         if let Some(peer_nodes) = &section.peer_nodes {
             config.pool.offload = peer_nodes.offload;
             config.pool.spot_check_one_in = peer_nodes.spot_check_one_in;
@@ -406,6 +407,7 @@ impl RoleContext<'_> {
             watermark_folder: self.folder.to_path_buf(),
             volatile: section.sift.as_ref().is_some_and(|sift| sift.volatile),
             cutting: orderer::cutting(section.cut),
+            reorder: section.reorder,
             genesis: &self.genesis()?,
             address: &section.blocks_address,
         })

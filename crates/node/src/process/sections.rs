@@ -194,6 +194,9 @@ pub struct OrdererFile {
     /// When it cuts a block.
     #[serde(default)]
     pub cut: CutSetting,
+    /// Whether it changes the order of a block's transactions so that more of them are valid.
+    #[serde(default)]
+    pub reorder: bool,
     /// Bounds on what clients can start.
     pub limits: ClientLimits,
     /// How it orders in a group on memory nodes, if it does.
@@ -256,6 +259,9 @@ pub struct ComputeFile {
     /// How it checks the transactions of a block for conflicts.
     #[serde(default)]
     pub validation: ValidationSetting,
+    /// Whether its gateways learn which rows each block wrote, to answer clients whose transactions can never be valid.
+    #[serde(default)]
+    pub early_abort: bool,
     /// How it reaches the peer's other compute nodes, if there are several.
     #[serde(alias = "among", skip_serializing_if = "Option::is_none")]
     pub peer_nodes: Option<PeerNodesFile>,

@@ -110,6 +110,7 @@ pub(crate) fn peer_config(config: &HeddleConfig, client_address: String) -> Peer
     settings.commit.persist_interval_blocks = config.storage.savepoint_blocks;
     settings.commit.replay_blocks_max = 2 * config.storage.savepoint_blocks;
     settings.commit.conflicts = config.pool.validation.mode();
+    settings.commit.early_abort = config.ordering.early_abort;
     settings.commit.offload = OffloadConfig {
         mode: config.pool.offload.offload_mode(),
         spot_check_one_in: config.pool.spot_check_one_in,

@@ -50,6 +50,8 @@ pub(crate) struct OrdererConfig<'a> {
     pub volatile: bool,
     /// When a block is cut.
     pub cutting: CuttingMode,
+    /// Whether it changes the order of a block's transactions so that more of them are valid.
+    pub reorder: bool,
     /// Genesis block of the channel that it orders.
     pub genesis: &'a Block,
     /// The address at which it streams blocks.
@@ -82,6 +84,7 @@ impl OrdererInstance {
             settings: BroadcastConfig {
                 acknowledge: options.acknowledge,
                 cutting: options.cutting,
+                reorder: options.reorder,
                 ..BroadcastConfig::default()
             },
         })
@@ -285,6 +288,7 @@ mod tests {
                 watermark_folder: notes.clone(),
                 volatile,
                 cutting: cutting(config.ordering.cut),
+                reorder: config.ordering.reorder,
                 genesis: network.genesis(),
                 address: "the blocks of an orderer that may be volatile",
             })

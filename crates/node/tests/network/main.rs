@@ -6,6 +6,7 @@
 mod answers;
 mod common;
 mod configuration;
+mod contention;
 mod envelopes;
 mod lifecycle;
 mod pooled;
