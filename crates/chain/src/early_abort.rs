@@ -36,6 +36,7 @@ pub async fn outdated_read(channel: &dyn ChannelView, envelope: &Bytes) -> Optio
     let tx_id = signed_transaction(channel, envelope, &results)?;
     match channel.tx_status(&tx_id).await {
         Ok(None) => Some(outdated),
+        Ok(Some(_)) if rt::fault_point("chain.commit.mutant.aborts_committed") => Some(outdated),
         // It was committed, or the peer cannot be asked now.
         Ok(Some(_)) | Err(_) => None,
     }

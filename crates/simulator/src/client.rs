@@ -36,6 +36,7 @@ use prost::Message;
 use proto::protos::{Endorsement, ProposalResponse};
 use proto::rwset::TxReadWriteSet;
 
+use crate::early_aborts::EarlyAbort;
 use crate::network::Network;
 use crate::network::members::{CHANNEL, ORGANIZATIONS};
 use crate::network::nodes::{order_address, peer_address};
@@ -93,6 +94,10 @@ pub struct ClientClaims {
     pub acknowledged: BTreeSet<String>,
     /// Transactions that the orderer had to reject, and did.
     pub rejected: BTreeSet<String>,
+    /// How often each transaction was sent to an orderer, by the id that its envelope claims.
+    pub sent: BTreeMap<String, u64>,
+    /// Transactions that a peer would not have had ordered.
+    pub aborted: Vec<EarlyAbort>,
     /// Changes of the configuration that were submitted to the orderer, by their envelopes: whether each has the signatures
     /// that it needs.
     pub changes: BTreeMap<Bytes, bool>,
@@ -109,6 +114,10 @@ impl ClientClaims {
     pub fn add(&mut self, other: ClientClaims) {
         self.submitted.extend(other.submitted);
         self.money.extend(other.money);
+        for (tx_id, count) in other.sent {
+            *self.sent.entry(tx_id).or_default() += count;
+        }
+        self.aborted.extend(other.aborted);
         self.acknowledged.extend(other.acknowledged);
         self.rejected.extend(other.rejected);
         self.changes.extend(other.changes);
@@ -404,6 +413,13 @@ impl SimulatedClient {
         }
         let envelope = proposal.envelope(signer, &endorsed.result, &endorsed.endorsements, spoiled);
         let tx_id = envelope::claimed_id(&envelope);
+        if self.network.scenario.early_abort && self.is_aborted_early(&envelope).await {
+            if must_be_refused {
+                self.network.recorder.report_violation(format_args!("a stranger learns that {tx_id} is outdated"));
+            }
+            self.log(proposal, "aborted early");
+            return "aborted early";
+        }
         self.claims.submitted.insert(tx_id.clone());
         let started = rt::now();
         loop {
@@ -434,12 +450,17 @@ impl SimulatedClient {
         if conduct == Conduct::Repeats {
             // The answer does not matter.
             let _ = self.send_to_orderer(&envelope).await;
+            // A peer that aborts it although it is valid is found at the end.
+            if self.network.scenario.early_abort {
+                self.is_aborted_early(&envelope).await;
+            }
         }
         if code == 0 { "valid" } else { "invalid" }
     }
 
     /// Submits an envelope to an orderer; if it does not accept it, the next call asks another one, if there are several.
     async fn send_to_orderer(&mut self, envelope: &Bytes) -> Result<Response, CallError> {
+        *self.claims.sent.entry(envelope::claimed_id(envelope)).or_default() += 1;
         let orderers = self.network.scenario.orderers();
         let address = order_address(&orderers[self.orderer_index % orderers.len()]);
         let timeout = if orderers.len() > 1 { GROUP_REQUEST_TIMEOUT } else { REQUEST_TIMEOUT };
@@ -448,6 +469,17 @@ impl SimulatedClient {
             self.orderer_index += 1;
         }
         answer
+    }
+
+    /// Asks a peer whether the transaction can never be valid. A peer that does not answer does not know.
+    async fn is_aborted_early(&mut self, envelope: &Bytes) -> bool {
+        let place = self.rng.index(ORGANIZATIONS);
+        let node = self.compute_nodes().swap_remove(place);
+        let address = peer_address(&node);
+        let answer = self.peers[place].call(&address, RequestKind::Judge, envelope, REQUEST_TIMEOUT).await;
+        let Ok(Response { verdict: ResponseStatus::Done, body }) = answer else { return false };
+        self.claims.aborted.push(EarlyAbort::new(&node, envelope, &body));
+        true
     }
 
     async fn await_commit(&mut self, tx_id: &str, envelope: &Bytes) -> TransactionCommit {

@@ -9,6 +9,7 @@ use ledger::Block;
 use proto::protos::TxValidationCode as Code;
 
 use crate::client::{ClientClaims, short};
+use crate::early_aborts;
 use crate::network::Network;
 use crate::network::members::CHANNEL;
 use crate::oracle::{ChannelPolicies, Oracle, ValidatedBlock};
@@ -82,6 +83,11 @@ pub fn check_evidence(network: &Network, evidence: &RunEvidence) -> Result<CodeC
             .map_err(|reason| format!("{reason}{when}"))?;
     }
     check_claims(network, &evidence.claims, &validated)?;
+    let transactions = validated.iter().flat_map(|block| &block.transactions);
+    let valid = transactions.filter(|(_, code)| *code == Code::Valid).map(|(tx_id, _)| tx_id.as_str()).collect();
+    for abort in &evidence.claims.aborted {
+        early_aborts::check(&oracle, &valid, abort)?;
+    }
     check_money(&evidence.claims, &oracle, &validated)?;
     let mut codes = CodeCounts::new();
     for (_, code) in validated.iter().flat_map(|block| &block.transactions) {
@@ -166,6 +172,16 @@ fn check_claims(network: &Network, claims: &ClientClaims, validated: &[Validated
             }
             None => return Err("the configuration was changed, and no client had asked for it".to_owned()),
         }
+    }
+    let mut ordered: BTreeMap<&str, u64> = BTreeMap::new();
+    for (tx_id, _) in
+        validated.iter().skip(1).filter(|block| block.config_update.is_none()).flat_map(|block| &block.transactions)
+    {
+        *ordered.entry(tx_id).or_default() += 1;
+    }
+    let repeated = ordered.iter().find(|(tx_id, count)| claims.sent.get(**tx_id).is_none_or(|sent| *count > sent));
+    if let Some((tx_id, count)) = repeated {
+        return Err(format!("transaction {tx_id} is {count} times on the ledger, more often than it was sent"));
     }
     if let Some(tx_id) = claims.rejected.iter().find(|tx_id| first.contains_key(tx_id.as_str())) {
         return Err(format!("transaction {tx_id} is on the ledger, but the orderer had rejected it"));

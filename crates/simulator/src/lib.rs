@@ -33,7 +33,8 @@
 //!   runs.
 //! * [`oracle`]: the ledger's rules, applied to one transaction after the other; [`evidence`]: compares the end of a
 //!   run with the oracle.
-//! * [`reads`]: compares the reads of endorsers with the ledger.
+//! * [`reads`]: compares the reads of endorsers with the ledger; [`early_aborts`]: compares with it the transactions that peers
+//!   would not have had ordered.
 //! * [`vault`]: the contract that uses private data; [`private_evidence`]: compares them with
 //!   the ledger at the end.
 //! * [`mutant`]: planted mistakes, which the checkers must catch.
@@ -63,6 +64,7 @@
 pub mod campaign;
 pub mod client;
 pub mod coverage;
+pub mod early_aborts;
 pub mod evidence;
 pub mod final_checks;
 pub mod mutant;

@@ -103,11 +103,17 @@ pub enum Mutant {
     PrivateExpiryLate,
     /// Peers keep waiting sets of committed transactions.
     PrivateWaitingKept,
+    /// Orderers that change the order of a block lose one transaction and repeat another.
+    ReorderLoses,
+    /// Peers abort transactions early that read the newest version.
+    AbortsFresh,
+    /// Peers abort transactions early that are committed as valid.
+    AbortsCommitted,
 }
 
 impl Mutant {
     /// All of them.
-    pub const ALL: [Mutant; 37] = [
+    pub const ALL: [Mutant; 40] = [
         Mutant::PeerPublishesUnsynced,
         Mutant::OrdererDeliversUnsynced,
         Mutant::ConflictMissed,
@@ -145,6 +151,9 @@ impl Mutant {
         Mutant::PrivateJoinIgnored,
         Mutant::PrivateExpiryLate,
         Mutant::PrivateWaitingKept,
+        Mutant::ReorderLoses,
+        Mutant::AbortsFresh,
+        Mutant::AbortsCommitted,
     ];
     /// The peer that has it, by the place of its organisation.
     pub const PEER: usize = 0;
@@ -189,6 +198,9 @@ impl Mutant {
             Mutant::PrivateJoinIgnored => "private-join-ignored",
             Mutant::PrivateExpiryLate => "private-expiry-late",
             Mutant::PrivateWaitingKept => "private-waiting-kept",
+            Mutant::ReorderLoses => "reorder-loses",
+            Mutant::AbortsFresh => "aborts-fresh",
+            Mutant::AbortsCommitted => "aborts-committed",
         }
     }
 
@@ -225,7 +237,10 @@ impl Mutant {
             | Mutant::PrivateExpiryForgotten
             | Mutant::PrivateJoinIgnored
             | Mutant::PrivateExpiryLate
-            | Mutant::PrivateWaitingKept => PeerMode::Monolithic,
+            | Mutant::PrivateWaitingKept
+            | Mutant::ReorderLoses
+            | Mutant::AbortsFresh
+            | Mutant::AbortsCommitted => PeerMode::Monolithic,
             Mutant::StorageGoesBack => PeerMode::Disaggregated(pools),
             Mutant::StorageAnswersUnsynced | Mutant::CommitUnanswered | Mutant::HistoryStale => {
                 // Their stores lie only where the simulator chooses the primary.
@@ -280,6 +295,8 @@ impl Mutant {
             Mutant::PrivateMissingForgotten | Mutant::PrivateEarly => "private data",
             Mutant::PrivateStale => "a private value",
             Mutant::PrivateUnchecked | Mutant::PrivateExpiryForgotten | Mutant::PrivateJoinIgnored => "private data",
+            Mutant::AbortsFresh => "replaced none of its reads",
+            Mutant::AbortsCommitted => "early, which is valid",
             Mutant::PrivateWaitingKept => "waiting sets of the committed transactions {\"",
             _ => "",
         }
@@ -315,6 +332,16 @@ impl Mutant {
                 | Mutant::PrivateExpiryLate
                 | Mutant::PrivateWaitingKept
         )
+    }
+
+    /// Whether it shows only where orderers change the order of transactions.
+    pub fn is_in_reordering(self) -> bool {
+        self == Mutant::ReorderLoses
+    }
+
+    /// Whether it shows only where transactions are aborted early.
+    pub fn is_in_early_abort(self) -> bool {
+        matches!(self, Mutant::AbortsFresh | Mutant::AbortsCommitted)
     }
 
     /// Whether it shows only where private data expire.
@@ -374,6 +401,9 @@ impl Mutant {
             Mutant::PrivateWaitingKept => network.sim.inject("private.settle.mutant.keeps_committed", 1.0),
             Mutant::PrivateUnchecked => network.sim.inject("private.collect.mutant.unchecked", 1.0),
             Mutant::OrdererAnswersLate => network.sim.inject("chain.order.mutant.answers_late", 1.0),
+            Mutant::ReorderLoses => network.sim.inject("chain.order.mutant.reorder_loses", 1.0),
+            Mutant::AbortsFresh => network.sim.inject("chain.commit.mutant.aborts_fresh", 0.1),
+            Mutant::AbortsCommitted => network.sim.inject("chain.commit.mutant.aborts_committed", 1.0),
             Mutant::VerdictUnchecked => {
                 network.sim.inject("chain.offload.mutant.unchecked", 1.0);
                 network.sim.inject("chain.offload.mutant.believed", 1.0);

@@ -74,7 +74,7 @@ pub fn check_private(oracle: &Oracle, read: &PrivateAnswer) -> Result<(), String
 }
 
 /// The private keys that were read, by their hashes, with their versions.
-fn hashed_reads(set: &TxReadWriteSet) -> Vec<(StateKey, Option<StateVersion>)> {
+pub fn hashed_reads(set: &TxReadWriteSet) -> Vec<(StateKey, Option<StateVersion>)> {
     let collections = set.ns_rwset.iter().flat_map(|namespace| {
         namespace.collection_hashed_rwset.iter().map(|collection| {
             (format!("{}$$h{}", namespace.namespace, collection.collection_name), collection.hashed_rwset.clone())

@@ -136,6 +136,10 @@ pub struct Scenario {
     pub durable_acknowledgements: bool,
     /// When orderers cut a block.
     pub cutting: CuttingMode,
+    /// Whether orderers change the order of transactions within a block.
+    pub reorder: bool,
+    /// Whether clients ask a peer before they submit whether the transaction can still be valid.
+    pub early_abort: bool,
     /// The most envelopes in a block.
     pub batch_messages: u32,
     /// How long after its first envelope a block is cut.
@@ -181,6 +185,8 @@ impl Scenario {
             Some(_) => OrderingEngine::Solo,
         };
         let private_data = PrivateDataConfig::of(seed, mutant);
+        // A generator of their own, so that seeds keep their meaning.
+        let mut contention = Prng::new(seed ^ 0xc027_e271_0200_0000);
         let private_points = private_data.iter().flat_map(|_| private_data::points(seed, mutant));
         let (link, sync) = (&[(50, 500), (20, 100), (200, 5_000)], &[(50, 2_000), (20, 200), (1_000, 25_000)]);
         Scenario {
@@ -195,8 +201,10 @@ impl Scenario {
             records,
             endorsements_min: *rng.pick(&[2, 2, 2, 1, 3]),
             // A group always does.
-            durable_acknowledgements: rng.one_in(2) || ordering.is_group(),
+            durable_acknowledgements: rng.one_in(2) || ordering.is_group() || mutant == Some(Mutant::ReorderLoses),
             cutting: if seed.is_multiple_of(2) { CuttingMode::Idle } else { CuttingMode::Limits },
+            reorder: contention.one_in(2) || mutant.is_some_and(Mutant::is_in_reordering),
+            early_abort: contention.one_in(2) || mutant.is_some_and(Mutant::is_in_early_abort),
             batch_messages: 4 + rng.below(7) as u32,
             batch_timeout: Duration::from_millis(10 + rng.below(90)),
             link_micros: *rng.pick(link),

@@ -15,6 +15,7 @@ use base::rt::sync::Notify;
 use base::rt::{self, AbortOnDrop};
 use base::{Bytes, Epoch, ErrorKind, TxId};
 use block_transport::SourceAddresses;
+use chain::early_abort::outdated_read;
 use chain::endorse::Endorse;
 use chain::order::{AcknowledgeMode, Broadcast, Orderer, OrdererSetup, OrderingEngines};
 use chain::view::ChannelView;
@@ -38,6 +39,7 @@ use super::members::CHANNEL;
 use super::ordering::{self, OrdererEngines, RunningOrderer};
 use super::private_links::{member_peers, serve_others};
 use super::service::{RequestKind, Response, TransactionCommit, serve};
+use crate::early_aborts;
 use crate::mutant::{LyingEngine, Mutant};
 use crate::recorder::ObservedNode;
 use crate::scenario::{self, ORDERER, OrderingEngine};
@@ -147,6 +149,7 @@ pub async fn run_orderer(network: Arc<Network>, name: String) -> Result<(), Ende
         settings: order::BroadcastConfig {
             acknowledge,
             cutting: network.scenario.cutting,
+            reorder: network.scenario.reorder,
             ..order::BroadcastConfig::default()
         },
     })
@@ -261,6 +264,7 @@ pub fn node_parts(network: &Network, organization: usize) -> NodeParts {
                 replay_blocks_max,
                 offload: borrowing,
                 conflicts,
+                early_abort: network.scenario.early_abort,
             },
             verifier: Some(network.scenario.verifier(organization)),
             ..peer::PeerConfig::default()
@@ -369,6 +373,10 @@ pub async fn respond_for_channel(channel: Arc<dyn ChannelView>, kind: RequestKin
                 Err(_) => Response::later("not committed yet"),
             }
         }
+        RequestKind::Judge => match outdated_read(&*channel, &body).await {
+            Some(outdated) => Response::done(early_aborts::encode(&outdated)),
+            None => Response::later("it may be valid"),
+        },
         RequestKind::Order => Response::rejected(format_args!("a peer does not order; ask {ORDERER}")),
     }
 }

@@ -28,6 +28,8 @@ pub enum RequestKind {
     Commit = 2,
     /// To order the envelope in the body.
     Order = 3,
+    /// To tell whether the transaction of the envelope in the body can never be valid; see [`crate::early_aborts`].
+    Judge = 4,
 }
 
 /// The outcome of a request.
@@ -186,6 +188,7 @@ where
             1 => RequestKind::Endorse,
             2 => RequestKind::Commit,
             3 => RequestKind::Order,
+            4 => RequestKind::Judge,
             other => panic!("the simulated network does not change messages, and no caller asks {other}"),
         };
         let answer = handler(kind, request.slice(1..)).await;
