@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 const DECODERS: &[&str] = &[
     "base/src/rt/net/rpc/frame.rs",
     "block_transport/src/protocol.rs",
+    "chain/src/commit/recent_writes.rs",
     "chain/src/endorse/lifecycle.rs",
     "chain/src/endorse/packages.rs",
     "chain/src/remote/messages.rs",

@@ -172,7 +172,7 @@ impl CommitContext {
         }
         self.recent.push(block.clone());
         self.height.send(block.number() + 1);
-        // Later than the height, so that whoever finds a row here also finds the block's transactions committed.
+        // Later than the height, so that a caller that finds a row here also finds the block's transactions committed.
         if let (Some((_, recent)), Some(rows)) = (&self.writes, block.written_rows()) {
             recent.note(block.number(), rows);
         }

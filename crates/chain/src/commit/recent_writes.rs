@@ -15,6 +15,8 @@
 //! 2. A table has at most [`ROWS_MAX`] rows, and a block adds at most [`BLOCK_ROWS_MAX`]. Rows beyond these are not known,
 //!    and the oldest are forgotten.
 
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
+
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
@@ -72,7 +74,8 @@ pub struct WrittenRows(Bytes);
 impl WrittenRows {
     /// The rows of a block's changes.
     pub fn of(key: &RowKey, batch: &UpdateBatch) -> WrittenRows {
-        let mut writer = Writer::with_capacity(KEY_BYTES + ROW_BYTES * batch.len().min(BLOCK_ROWS_MAX));
+        let rows = batch.len().min(BLOCK_ROWS_MAX);
+        let mut writer = Writer::with_capacity(ROW_BYTES.saturating_mul(rows).saturating_add(KEY_BYTES));
         writer.put(&key.0);
         for (namespace, row, update) in batch.iter().take(BLOCK_ROWS_MAX) {
             writer.u64(key.hash(namespace, row)).u32(update.version.tx);
@@ -88,7 +91,7 @@ impl WrittenRows {
         let mut reader = Reader::new(&bytes[..]);
         reader.array::<KEY_BYTES>()?;
         let rows = reader.left();
-        if rows % ROW_BYTES != 0 || rows / ROW_BYTES > BLOCK_ROWS_MAX {
+        if !rows.is_multiple_of(ROW_BYTES) || rows / ROW_BYTES > BLOCK_ROWS_MAX {
             return Err(reader.malformed("the rows that a block wrote"));
         }
         Ok(WrittenRows(bytes))
@@ -159,14 +162,14 @@ impl RecentWrites {
         for namespace in &set.namespaces {
             let contract = set.name(namespace);
             let outdated = |rows: &str, row: &str, seen| self.newer_version(&key, rows, row, seen);
-            let public = set.reads(namespace).take(reads).inspect(|_| reads -= 1);
+            let public = set.reads(namespace).take(reads).inspect(|_| reads = reads.saturating_sub(1));
             let found = public
                 .filter_map(|read| Some((read, read.version?)))
                 .find_map(|(read, seen)| Some((seen, outdated(contract, set.read_key(&read), seen)?)));
             let private = || {
                 set.collections(namespace).find_map(|collection| {
                     let rows = namespace::values_of(contract, set.collection_name(&collection));
-                    let hashed = set.hashed_reads(&collection).take(reads).inspect(|_| reads -= 1);
+                    let hashed = set.hashed_reads(&collection).take(reads).inspect(|_| reads = reads.saturating_sub(1));
                     hashed.filter_map(|read| Some((read, read.version?))).find_map(|(read, seen)| {
                         Some((seen, outdated(&rows, &hex::encode(set.read_hash(&read)), seen)?))
                     })
