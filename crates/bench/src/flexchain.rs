@@ -20,8 +20,8 @@ pub mod memory_process;
 
 use base::rt::CancellationToken;
 
-use crate::error::Error;
-use crate::random::Random;
+use measurement::error::Error;
+use measurement::random::Random;
 
 /// Bytes of a record's value, as in the paper's YCSB.
 pub const VALUE_BYTES: usize = 10_240;

@@ -1,95 +1,44 @@
-//! Measuring Heddle: workloads, the closed-loop driver, the crypto floor and the reports.
+//! What Heddle measures: the benchmarks of `heddle bench` and the figures of the papers.
 //!
-//! Most parts need a running network. The parts that prepare and evaluate a run do not:
+//! The tools for it are in [`measurement`]: workloads, the driver, statistics and reports. Benchmarks of a network's
+//! throughput consist of them alone. Measurements of parts of the system are here: [`state`], [`ordering`], [`rma`],
+//! [`validate`], [`signatures`], and the figures of the papers ([`flexchain`], [`sift`]). [`under_attack`] measures honest
+//! clients while a network is attacked.
 //!
+//! Each measurement has a configuration with sane defaults, and returns a [`Figure`](measurement::figure::Figure):
+//!
+//! ```no_run
+//! use base::rt::CancellationToken;
+//! use bench::signatures::{self, SignaturesConfig};
+//!
+//! # fn main() -> Result<(), measurement::Error> {
+//! let stop = CancellationToken::new();
+//! let figure = signatures::run(&SignaturesConfig::default(), &stop, &|step| eprintln!("{step}"))?;
+//! println!("{}", figure.to_table());
+//! figure.write_json("signatures.json".as_ref())
+//! # }
 //! ```
-//! use std::time::Duration;
-//!
-//! use bench::figure::RatioBound;
-//! use bench::histogram::Histogram;
-//! use bench::interval::ConfidenceInterval;
-//! use bench::workload::smallbank::SmallBank;
-//! use bench::workload::{Workload, client_random};
-//!
-//! // A client's calls follow from the run's seed and the client's number, whatever the network's speed.
-//! let bank = SmallBank { accounts: 100, ..SmallBank::default() };
-//! let calls = |client| {
-//!     let mut generator = bank.generator(client, client_random(7, client));
-//!     (0..50).map(|_| generator.next()).collect::<Vec<_>>()
-//! };
-//! assert_eq!(calls(1), calls(1));
-//! assert_ne!(calls(1), calls(2));
-//!
-//! // Latencies are counted in buckets; a quantile is at most 1/64 too high.
-//! let mut latency = Histogram::default();
-//! (1..=100).for_each(|millis| latency.record(Duration::from_millis(millis)));
-//! assert!((50_000..51_000).contains(&latency.quantile_us(0.5)));
-//! assert_eq!(latency.max_us(), 100_000);
-//!
-//! // Two systems, measured in turns: their ratios, and whether the mean shows the gain that was claimed.
-//! let ratio = ConfidenceInterval::of_ratios(&[1.18, 1.22, 1.21, 1.19]);
-//! assert!(ratio.keeps(RatioBound::AtLeast(1.1)));
-//! let (low, high) = ratio.ends.expect("four ratios have an interval");
-//! assert!(low < ratio.mean && ratio.mean < high);
-//! ```
-//!
-//! 1. A [`workload`] determines the data to load and the calls of each client.
-//! 2. The [`driver`] runs the clients against a [`network`], through [`outcome::TransactionClient`], and measures one
-//!    window.
-//! 3. [`floor`] prices the signatures that the servers cannot avoid, and [`latency_floor`] the fsyncs and round trips
-//!    that a commit cannot avoid. [`process`] reads the processor time and memory that the servers really used.
-//! 4. [`report`] and [`plot`] turn a measurement into a table, JSON and SVG.
-//!
-//! [`chaincode`] builds and runs a workload's contract as a chaincode outside of the peers.
-//!
-//! Measurements without a network: [`state`], [`ordering`], [`rma`], [`signatures`], and the figures of the papers
-//! ([`flexchain`], [`sift`]). [`under_attack`] measures honest clients while a network is attacked.
 //!
 //! # Guarantees
 //!
-//! * Two runs with the same seed send the same calls from each client.
-//! * Both sides of a ratio are measured in one run, in turns. A bound that demands a gain must be met by the mean of
-//!   the ratios. A bound that only forbids a loss is missed only if the whole confidence interval lies beyond it
-//!   ([`interval`]). A single ratio is compared with its bound directly.
-//! * Every transaction that ends within the window is counted, even if it started before. Transactions that the network
-//!   rejected are counted apart from those that the contract rejected ([`tally`]).
+//! * Both sides of a ratio are measured in one run, in turns.
 //! * When a measurement returns, with a result or an error, its clients and processes have ended, and its limits on
 //!   processes are lifted.
 //!
 //! # What it needs around it
 //!
 //! * Above: `heddle bench` starts and stops the network, chooses the measurement and prints its progress.
-//! * Below: the measured systems. A network is reached through its gateways, as any client reaches it; the other
-//!   measurements use the public interfaces of `state`, `pool`, `rma`, `ordered_log` and `kv`.
+//! * Below: the measured systems, through the public interfaces of `state`, `pool`, `rma`, `ordered_log`, `validation` and
+//!   `kv`.
 //! * An otherwise idle machine. Figures that limit processors use a cgroup if they can make one, and otherwise pause
 //!   the process by signals.
 #![deny(missing_docs)]
 
-pub mod chaincode;
-pub mod driver;
-pub mod error;
-pub mod figure;
 pub mod flexchain;
-pub mod floor;
-pub mod histogram;
-pub mod interval;
-pub mod latency_floor;
-pub mod network;
 pub mod ordering;
-pub mod outcome;
-pub mod plot;
-pub mod process;
-pub mod progress;
-pub mod random;
-pub mod report;
 pub mod rma;
 pub mod sift;
 pub mod signatures;
 pub mod state;
-pub mod tally;
 pub mod under_attack;
 pub mod validate;
-pub mod workload;
-pub mod zipf;
-
-pub use error::Error;

@@ -28,11 +28,12 @@ use base::rt::CancellationToken;
 use base::{Bytes, rt};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
-use crate::progress::{MeasurementFuture, ReportProgress};
-use crate::random::Random;
 use engines::{EngineKind, NoOpLog, OrderingSystem};
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::interval::median;
+use measurement::progress::{MeasurementFuture, ReportProgress};
+use measurement::random::Random;
 
 /// The most processor time of Sift, over Raft's.
 const CPU_OVER_RAFT_MAX: f64 = 0.5;
@@ -84,11 +85,6 @@ impl OrderingOutcome {
         let at = self.latencies_us.len().saturating_sub(1) * thousandths / 1000;
         self.latencies_us.get(at).copied().unwrap_or_default()
     }
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_unstable_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
 }
 
 /// Processor time of this process since it started, in microseconds.
@@ -245,7 +241,7 @@ async fn run_all(
         }
     }
     let each = options.transactions as f64;
-    let own = median(generated.iter().map(|outcome| outcome.cpu_us).collect());
+    let own = median(generated.iter().map(|outcome| outcome.cpu_us));
     let mut figure = Figure::new("ordering", "Ordering of blocks, F = 1, on disk");
     figure.setting("transactions_per_block", options.transactions);
     figure.setting("transaction_bytes", options.transaction_bytes as u64);
@@ -257,7 +253,7 @@ async fn run_all(
     );
     figure.note("processor time is the whole process's, without the cost of appending itself (system: no engine)");
     for (kind, all) in &outcomes {
-        let of = |number: &dyn Fn(&OrderingOutcome) -> f64| median(all.iter().map(number).collect());
+        let of = |number: &dyn Fn(&OrderingOutcome) -> f64| median(all.iter().map(number));
         let numbers = [
             ("tps", of(&|outcome| outcome.rate * each)),
             ("cpu_us_per_tx", of(&|outcome| (outcome.cpu_us - own) / each)),
@@ -271,7 +267,7 @@ async fn run_all(
     let ratio = |of: EngineKind, over: EngineKind, number: &dyn Fn(&OrderingOutcome) -> f64| {
         let all = |kind| outcomes.iter().find(|(known, _)| *known == kind).map(|(_, all)| &all[..]).unwrap_or_default();
         let pairs = all(of).iter().zip(all(over));
-        median(pairs.map(|(of, over)| number(of) / number(over).max(f64::MIN_POSITIVE)).collect())
+        median(pairs.map(|(of, over)| number(of) / number(over).max(f64::MIN_POSITIVE)))
     };
     let cpu = |outcome: &OrderingOutcome| outcome.cpu_us - own;
     let rate = |outcome: &OrderingOutcome| outcome.rate;

@@ -26,11 +26,12 @@ mod timeline;
 
 use base::rt::CancellationToken;
 
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
-use crate::progress::{MeasurementFuture, ReportProgress};
-use crate::zipf::Zipf;
 use load::{KvLoad, LoadOutcome, MIXES, OperationMix};
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::interval::median;
+use measurement::progress::{MeasurementFuture, ReportProgress};
+use measurement::zipf::Zipf;
 use systems::{KvGeometry, KvSystem, SystemKind};
 
 /// Skew of the keys.
@@ -69,11 +70,6 @@ fn cache_bytes(keys: u64, value_bytes: usize, percent: u64) -> usize {
     usize::try_from((value_bytes as u64 + BESIDE_VALUE) * keys * percent / 100).unwrap_or(usize::MAX)
 }
 
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_unstable_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
-}
-
 /// All outcomes of one kind of store under one load.
 struct SystemOutcomes {
     kind: SystemKind,
@@ -83,7 +79,7 @@ struct SystemOutcomes {
 
 impl SystemOutcomes {
     fn median(&self, number: impl Fn(&LoadOutcome) -> f64) -> f64 {
-        median(self.outcomes.iter().map(number).collect())
+        median(self.outcomes.iter().map(number))
     }
 }
 
@@ -126,7 +122,7 @@ fn ratio(
     let find = |kind| cells.iter().find(|cell| cell.kind == kind && cell.mix.name == mix);
     let (Some(of), Some(over)) = (find(of), find(over)) else { return 0.0 };
     let pairs = of.outcomes.iter().zip(&over.outcomes);
-    median(pairs.map(|(of, over)| number(of) / number(over).max(f64::MIN_POSITIVE)).collect())
+    median(pairs.map(|(of, over)| number(of) / number(over).max(f64::MIN_POSITIVE)))
 }
 
 /// The systems in the order of a round: each round starts with another one.

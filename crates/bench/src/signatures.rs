@@ -21,11 +21,11 @@ use aws_lc_rs::signature::{
 use base::rt::CancellationToken;
 use p256_verify::{Backend, KeyRef, KeyTable, PublicKey, Signature, Verdict, Verifier, VerifyItem};
 
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
-use crate::floor::thread_us;
-use crate::random::Random;
-use crate::state::setup::median;
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::floor::thread_us;
+use measurement::interval::median;
+use measurement::random::Random;
 
 /// Signatures of one round.
 const SIGNATURES: usize = 1_024;

@@ -19,9 +19,10 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde::Deserialize;
 
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
 use crate::flexchain::limiter::{CpuLimiter, LimiterKind};
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::interval::median;
 
 /// What attackers may use of one core, in percent.
 pub const QUOTA_PERCENT: u32 = 25;
@@ -221,12 +222,6 @@ impl AttackRun {
         }
         figure
     }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 #[cfg(test)]

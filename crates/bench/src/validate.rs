@@ -14,6 +14,7 @@
 
 mod blocks;
 
+use measurement::interval::median;
 use std::time::Instant;
 
 use base::rt::disk::Directory;
@@ -28,10 +29,10 @@ use validation::verify::{SignatureVerdict, VerifiedTransaction, verify_transacti
 use validation::view::BlockStateView;
 
 use self::blocks::{BenchChannel, BlockShape};
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
-use crate::interval::ConfidenceInterval;
-use crate::state::setup::{PooledState, failed, median};
+use crate::state::setup::{PooledState, failed};
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::interval::ConfidenceInterval;
 
 /// Lower bounds on the ratios.
 const CHECKED_OVER_FLOOR_MIN: f64 = 0.8;

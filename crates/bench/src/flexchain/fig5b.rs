@@ -11,6 +11,7 @@
 //! A second measurement leaves the signatures out, and so measures the state alone. There is one peer for each size of
 //! remote memory; each round measures all peers in turn.
 
+use measurement::interval::median;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,15 +26,15 @@ use tokio::task::JoinSet;
 
 use super::delayed::{DelayLine, DelayedStateStore};
 use super::{VALUE_BYTES, check};
-use crate::error::Error;
-use crate::figure::{CurvePlot, Figure, RatioBound};
-use crate::floor::{SignatureNeeds, SignatureWork};
-use crate::progress::{MeasurementFuture, ReportProgress};
-use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
 use crate::state::peer::{BenchmarkPeer, PeerMemoryConfig, WrapStore};
-use crate::state::setup::{NAMESPACE, failed, keys, median, value};
-use crate::workload::client_random;
+use crate::state::setup::{NAMESPACE, failed, keys, value};
+use measurement::error::Error;
+use measurement::figure::{CurvePlot, Figure, RatioBound};
+use measurement::floor::{SignatureNeeds, SignatureWork};
+use measurement::progress::{MeasurementFuture, ReportProgress};
+use measurement::random::Random;
+use measurement::workload::client_random;
 
 /// Most transactions of a block.
 const BLOCK_TRANSACTIONS: usize = 500;
@@ -156,8 +157,7 @@ async fn run_all(options: &Fig5bConfig, stop: &CancellationToken, tell: ReportPr
         }
     }
     for (((way, _), rates), name) in ways.iter().zip(&rates).zip(["half_over_full", "half_over_full_state"]) {
-        let number =
-            |rates: &[MeasuredRate], number: fn(&MeasuredRate) -> f64| median(rates.iter().map(number).collect());
+        let number = |rates: &[MeasuredRate], number: fn(&MeasuredRate) -> f64| median(rates.iter().map(number));
         let (mut half, mut full): (Option<&[MeasuredRate]>, Option<&[MeasuredRate]>) = (None, None);
         for (sized, rates) in peers.iter().zip(rates) {
             let numbers = [
@@ -173,7 +173,7 @@ async fn run_all(options: &Fig5bConfig, stop: &CancellationToken, tell: ReportPr
         }
         if let (Some(half), Some(full)) = (half, full) {
             // Both of one round, so that a drift between rounds affects both.
-            let ratios = half.iter().zip(full).map(|(half, full)| half.tps / full.tps).collect();
+            let ratios = half.iter().zip(full).map(|(half, full)| half.tps / full.tps);
             let bound = (name == "half_over_full").then_some(RatioBound::AtLeast(0.6));
             figure.ratio(name, median(ratios), bound);
         }

@@ -22,13 +22,13 @@ use std::time::Duration;
 use base::rt::CancellationToken;
 
 use super::{VALUE_BYTES, check};
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
-use crate::progress::{MeasurementFuture, ReportProgress};
 use crate::state::load::{ComparedRates, LoadComparison, TRANSACTIONS, compare};
 use crate::state::peer::PeerMemoryConfig;
 use crate::state::transactions::TransactionMix;
 use crate::state::{PERSIST_BLOCKS, setup};
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::progress::{MeasurementFuture, ReportProgress};
 
 /// Bytes of an account, as in the paper.
 pub const ACCOUNT_BYTES: usize = 100;

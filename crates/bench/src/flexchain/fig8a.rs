@@ -23,14 +23,14 @@ use state::{Monolithic, WorldState, events};
 use storage::tables::{FjallConfig, FjallEngine, Tables, TablesEngine as _};
 
 use super::{VALUE_BYTES, check, shuffled};
-use crate::error::Error;
-use crate::figure::{CurvePlot, Figure};
-use crate::progress::{MeasurementFuture, ReportProgress};
-use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
 use crate::state::peer::PeerMemoryConfig;
 use crate::state::setup::{NAMESPACE, PooledState, block, failed, keys, value};
-use crate::zipf::Zipf;
+use measurement::error::Error;
+use measurement::figure::{CurvePlot, Figure};
+use measurement::progress::{MeasurementFuture, ReportProgress};
+use measurement::random::Random;
+use measurement::zipf::Zipf;
 
 /// Transactions of a block.
 const TRANSACTIONS: usize = 200;

@@ -12,6 +12,7 @@
 //! A round goes through both memory nodes, both mixes and all limits of the processor. The rate under a limit is
 //! compared with the unlimited rate of the same round.
 
+use measurement::interval::median;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,13 +27,13 @@ use storage::MemoryStateStore;
 use super::limiter::{LimiterKind, PERCENT_MIN};
 use super::memory_process::{MemoryNodeMode, MemoryProcess};
 use super::{VALUE_BYTES, check};
-use crate::error::Error;
-use crate::figure::{CurvePlot, Figure, RatioBound};
-use crate::progress::{MeasurementFuture, ReportProgress};
-use crate::random::Random;
 use crate::state::PERSIST_BLOCKS;
-use crate::state::setup::{self, NAMESPACE, block, failed, keys, median, stored, value};
+use crate::state::setup::{self, NAMESPACE, block, failed, keys, stored, value};
 use crate::state::two_sided::TwoSided;
+use measurement::error::Error;
+use measurement::figure::{CurvePlot, Figure, RatioBound};
+use measurement::progress::{MeasurementFuture, ReportProgress};
+use measurement::random::Random;
 
 /// Transactions of a block.
 const TRANSACTIONS: usize = 500;
@@ -221,7 +222,7 @@ async fn run_all(options: &Fig8bConfig, stop: &CancellationToken, tell: ReportPr
 
 /// Median over the rounds of the rate over that without limit.
 fn over_unlimited(cell: &Rates, unlimited: &Rates) -> f64 {
-    median(cell.tps.iter().zip(&unlimited.tps).map(|(limited, unlimited)| limited / unlimited).collect())
+    median(cell.tps.iter().zip(&unlimited.tps).map(|(limited, unlimited)| limited / unlimited))
 }
 
 fn start(options: &Fig8bConfig, form: MemoryNodeMode, bytes: u64) -> Result<(MemoryProcess, &'static str), Error> {

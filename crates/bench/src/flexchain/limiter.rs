@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::error::Error;
+use measurement::error::Error;
 
 /// The period of a quota. The kernel accepts no quota below a millisecond, a tenth of this.
 pub const PERIOD: Duration = Duration::from_millis(10);

@@ -15,11 +15,11 @@ use pool::{MemoryNode, MemoryNodeConfig};
 use rma::{HostConfig, NodeId, TOKEN_BYTES, Token};
 
 use super::limiter::{CpuLimiter, LimiterKind};
-use crate::error::Error;
-use crate::process;
-use crate::progress::MeasurementFuture;
 use crate::state::setup::{OWNER, failed, provider};
 use crate::state::two_sided;
+use measurement::error::Error;
+use measurement::process;
+use measurement::progress::MeasurementFuture;
 
 /// The kind of a memory node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

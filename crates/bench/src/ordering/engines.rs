@@ -30,7 +30,7 @@ use sift::{
 use tempfile::TempDir;
 
 use super::log_store::BlockLogStore;
-use crate::error::Error;
+use measurement::error::Error;
 
 const ORDERERS: u64 = 3;
 const MEMORY_NODES: u32 = 3;

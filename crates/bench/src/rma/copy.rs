@@ -7,8 +7,8 @@ use std::time::Instant;
 use base::{Bytes, BytesMut};
 
 use super::verbs::{Verb, VerbCase};
-use crate::error::Error;
 use crate::rma::floor::FloorOperation;
+use measurement::error::Error;
 
 /// Messages go through this much memory, again and again: as much as a ring of the provider has, or one message.
 const RING_BYTES: usize = 256 << 10;

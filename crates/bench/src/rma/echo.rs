@@ -16,8 +16,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::cpu_affinity::PinnedCaller;
 use super::provider::failed;
 use super::verbs::{Verb, VerbCase};
-use crate::error::Error;
 use crate::rma::floor::FloorOperation;
+use measurement::error::Error;
 
 /// Several small requests or replies go through one call, up to this many bytes.
 const CHUNK_BYTES: usize = 64 << 10;

@@ -1,6 +1,6 @@
 //! The floor of a verb: the cheapest operation that moves the same bytes, measured beside it.
 
-use crate::error::Error;
+use measurement::error::Error;
 
 /// The floor of a verb. It blocks the calling thread, which has no other work.
 pub trait FloorOperation {

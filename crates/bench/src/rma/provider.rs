@@ -11,7 +11,7 @@ use rma::shm::ShmProvider;
 use rma::tcp::{TcpConfig, TcpProvider, TcpTls};
 use rma::{Capability, Endpoint, Provider};
 
-use crate::error::Error;
+use measurement::error::Error;
 
 /// Bytes a second of a shaped link: 56 Gbit/s, as for `heddle bench state`.
 pub(super) const SHAPED_BYTES_PER_SECOND: u64 = 56_000_000_000 / 8;

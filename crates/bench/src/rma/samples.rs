@@ -7,7 +7,7 @@ use super::floor::FloorOperation;
 use super::provider::failed;
 use super::target::RmaTarget;
 use super::verbs::{VerbCaller, VerbCase};
-use crate::error::Error;
+use measurement::error::Error;
 
 /// Verbs of one batch.
 const BATCH_MAX: usize = 20_000;

@@ -6,10 +6,10 @@ use super::config::{BANDWIDTH_BYTES, LATENCY_BYTES_MAX, RmaConfig, SIZES, TLS_BY
 use super::samples::{MeasuredSide, PairedSamples};
 use super::target::RmaTarget;
 use super::verbs::{AccessPattern, Verb, VerbCase};
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
-use crate::progress::{MeasurementFuture, ReportProgress};
 use crate::rma::provider::ProviderKind;
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::progress::{MeasurementFuture, ReportProgress};
 
 /// The ratios as far as they are known.
 #[derive(Default)]

@@ -12,8 +12,8 @@ use super::cpu_affinity::PinnedCaller;
 use super::echo::EchoFloor;
 use super::provider::{MeasuredConnection, ProviderKind, TCP_ROUNDS_EACH, failed};
 use super::verbs::{VerbCaller, VerbCase};
-use crate::error::Error;
 use crate::rma::floor::FloorOperation;
+use measurement::error::Error;
 
 /// If no case is cold, a region of this size suffices.
 const WARM_BYTES: u64 = 8 << 20;

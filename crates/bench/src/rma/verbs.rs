@@ -5,8 +5,8 @@ use std::time::Instant;
 use base::{Bytes, BytesMut};
 use rma::{Error, IncomingEvent};
 
-use crate::random::Random;
 use crate::rma::provider::{MeasuredConnection, ProviderKind};
+use measurement::random::Random;
 
 /// Verbs in flight, unless their bytes are many.
 const DEPTH_MAX: usize = 64;

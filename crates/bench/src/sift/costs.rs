@@ -15,9 +15,9 @@ use base::rt::CancellationToken;
 use super::child_processes::Program;
 use super::fig7::{self, Fig7Config, ThroughputCurve};
 use super::systems::SystemKind;
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
-use crate::progress::{MeasurementFuture, ReportProgress};
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::progress::{MeasurementFuture, ReportProgress};
 
 /// The percentage of a core at which Raft's throughput is the target for all systems.
 pub const REFERENCE_PERCENT: f64 = 50.0;

@@ -15,9 +15,9 @@ use super::child_processes::{GroupTimeouts, ProcessGroup, ProcessRole, ProcessTa
 use super::systems::{KvGeometry, SystemKind};
 use super::timeline::Timeline;
 use super::{READ_HEAVY, THETA};
-use crate::error::Error;
-use crate::figure::{CurvePlot, Figure, RatioBound};
-use crate::progress::{MeasurementFuture, ReportProgress};
+use measurement::error::Error;
+use measurement::figure::{CurvePlot, Figure, RatioBound};
+use measurement::progress::{MeasurementFuture, ReportProgress};
 
 /// How long the machine of the memory node is gone.
 const PAUSE: Duration = Duration::from_millis(500);

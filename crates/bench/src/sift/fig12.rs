@@ -25,10 +25,11 @@ use super::child_processes::{
 };
 use super::systems::{GROUP_LOG_BYTES, KvGeometry, SystemKind};
 use super::timeline::Timeline;
-use super::{READ_HEAVY, THETA, median};
-use crate::error::Error;
-use crate::figure::{CurvePlot, Figure, RatioBound};
-use crate::progress::{MeasurementFuture, ReportProgress};
+use super::{READ_HEAVY, THETA};
+use measurement::error::Error;
+use measurement::figure::{CurvePlot, Figure, RatioBound};
+use measurement::interval::median;
+use measurement::progress::{MeasurementFuture, ReportProgress};
 
 const HEARTBEAT_MS: u64 = 7;
 const ELECTION_MS: u64 = 14;
@@ -168,7 +169,7 @@ async fn run_all(
         ];
         figure.row(&[("kill", &number.to_string())], &numbers);
     }
-    let of = |number: fn(&KillMeasurement) -> f64| median(kills.iter().map(number).collect());
+    let of = |number: fn(&KillMeasurement) -> f64| median(kills.iter().map(number));
     let most = |number: fn(&KillMeasurement) -> f64| kills.iter().map(number).fold(0.0, f64::max);
     figure.ratio("detected_ms", of(|kill| kill.detected), Some(RatioBound::AtMost(DETECTED_MS_MAX)));
     figure.ratio("serves_ms", of(|kill| kill.serves), None);

@@ -17,11 +17,12 @@ use super::child_processes::{
     ChildProcess, GroupTimeouts, ProcessGroup, ProcessMessage, ProcessRole, ProcessTask, Program,
 };
 use super::systems::{KvGeometry, SystemKind};
-use super::{READ_HEAVY, THETA, median};
-use crate::error::Error;
-use crate::figure::{CurvePlot, Figure};
+use super::{READ_HEAVY, THETA};
 use crate::flexchain::limiter::{self, CpuLimiter};
-use crate::progress::{MeasurementFuture, ReportProgress};
+use measurement::error::Error;
+use measurement::figure::{CurvePlot, Figure};
+use measurement::interval::median;
+use measurement::progress::{MeasurementFuture, ReportProgress};
 
 /// How often nodes of Raft are asked for the leader.
 const LOOK: Duration = Duration::from_millis(10);

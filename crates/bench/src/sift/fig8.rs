@@ -15,9 +15,9 @@
 
 use base::rt::CancellationToken;
 
-use crate::error::Error;
-use crate::figure::{CurvePlot, Figure, RatioBound};
-use crate::random::Random;
+use measurement::error::Error;
+use measurement::figure::{CurvePlot, Figure, RatioBound};
+use measurement::random::Random;
 
 const SECONDS_PER_DAY: f64 = 86_400.0;
 /// How far apart the machines of a rack fail.

@@ -6,10 +6,10 @@ use base::Bytes;
 use base::rt::{self, CancellationToken};
 
 use super::systems::KvSystem;
-use crate::error::Error;
-use crate::process;
-use crate::random::Random;
-use crate::zipf::Zipf;
+use measurement::error::Error;
+use measurement::process;
+use measurement::random::Random;
+use measurement::zipf::Zipf;
 
 /// Operations after which a client yields: with verbs that complete at once it would never wait.
 const TURN: u64 = 64;

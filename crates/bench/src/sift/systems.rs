@@ -26,7 +26,7 @@ use sift::{
     SiftGroup, SiftTimeouts, Standby,
 };
 
-use crate::error::Error;
+use measurement::error::Error;
 
 /// Bytes of the group's log.
 pub(super) const GROUP_LOG_BYTES: u64 = 4 << 20;

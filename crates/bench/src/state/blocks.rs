@@ -1,5 +1,6 @@
 //! Measures the cost of applying blocks to the world state.
 
+use measurement::interval::median;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,11 +10,11 @@ use state::{Monolithic, WorldState as _};
 use storage::tables::{FjallConfig, FjallEngine, RowBatch, Savepoint, TablesEngine as _};
 
 use super::StateConfig;
-use super::setup::{NAMESPACE, PooledState, block, each_ns, failed, keys, median, provider_name, value};
+use super::setup::{NAMESPACE, PooledState, block, each_ns, failed, keys, provider_name, value};
 use super::two_sided::TwoSided;
-use crate::error::Error;
-use crate::figure::Figure;
-use crate::random::Random;
+use measurement::error::Error;
+use measurement::figure::Figure;
+use measurement::random::Random;
 
 /// Writes of a block.
 const WRITES: usize = 500;

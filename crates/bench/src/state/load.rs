@@ -3,6 +3,7 @@
 //! A block has 500 transactions. Each transaction reads through the newest snapshot and writes some of the keys that it has
 //! read.
 
+use measurement::interval::median;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,11 +11,11 @@ use base::Bytes;
 use base::rt::CancellationToken;
 
 use super::peer::{BenchmarkPeer, PeerMemoryConfig};
-use super::setup::{NAMESPACE, failed, median, value};
+use super::setup::{NAMESPACE, failed, value};
 use super::transactions::{DrawnTransaction, TransactionMix};
-use crate::error::Error;
-use crate::process;
-use crate::random::Random;
+use measurement::error::Error;
+use measurement::process;
+use measurement::random::Random;
 
 /// Transactions of a block.
 pub const TRANSACTIONS: usize = 500;

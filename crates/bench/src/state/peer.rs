@@ -19,7 +19,7 @@ use storage::tables::{FjallConfig, FjallEngine, RowBatch, Tables, TablesEngine a
 use storage::{GroupSync, LocalStateStore, Materializer, StateStore};
 
 use super::setup::{BenchmarkPool, NAMESPACE, block, failed};
-use crate::error::Error;
+use measurement::error::Error;
 
 /// Wraps the storage of a disaggregated peer.
 pub type WrapStore = Box<dyn FnOnce(Arc<dyn StateStore>) -> Arc<dyn StateStore> + Send>;

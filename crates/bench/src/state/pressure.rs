@@ -11,6 +11,7 @@
 //! reclaimed and evicted during the whole run. The run is divided into [`SLICES`]. The last slice is compared with the
 //! second, because during the first slice caches and tables still fill.
 
+use measurement::interval::median;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,14 +21,14 @@ use base::rt::{self, CancellationToken};
 use state::{WorldState, events};
 
 use super::peer::{BenchmarkPeer, PeerMemoryConfig};
-use super::setup::{NAMESPACE, failed, keys, median, value};
+use super::setup::{NAMESPACE, failed, keys, value};
 use super::{PERSIST_BLOCKS, StateConfig};
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
-use crate::process;
-use crate::progress::ReportProgress;
-use crate::random::Random;
-use crate::zipf::Zipf;
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::process;
+use measurement::progress::ReportProgress;
+use measurement::random::Random;
+use measurement::zipf::Zipf;
 
 /// Records of the peers whose reads are measured, and the number of them that are read.
 const RECORDS: usize = 96 << 10;

@@ -1,5 +1,6 @@
 //! Measures the cost of reads from the world state: warm, cold and of ranges.
 
+use measurement::interval::median;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,11 +11,11 @@ use state::{Snapshot as _, Versioned};
 use storage::tables::{FjallConfig, FjallEngine, RangeQuery, RowBatch, Savepoint, TablesEngine as _};
 
 use super::StateConfig;
-use super::setup::{NAMESPACE, PooledState, each_ns, failed, keys, median, provider_name, value};
+use super::setup::{NAMESPACE, PooledState, each_ns, failed, keys, provider_name, value};
 use super::two_sided::TwoSided;
-use crate::error::Error;
-use crate::figure::Figure;
-use crate::random::Random;
+use measurement::error::Error;
+use measurement::figure::Figure;
+use measurement::random::Random;
 
 /// Records that warm reads go to.
 const WARM_RECORDS: usize = 10_000;
@@ -62,7 +63,7 @@ macro_rules! in_turns {
             }),+];
             times.push(round);
         }
-        std::array::from_fn(|way| median(times.iter().map(|round| round[way]).collect()))
+        std::array::from_fn(|way| median(times.iter().map(|round| round[way])))
     }};
 }
 

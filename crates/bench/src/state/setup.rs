@@ -14,8 +14,8 @@ use state::disaggregated::DisaggregatedConfig;
 use state::{Disaggregated, UpdateBatch, WorldState};
 use storage::{MemoryStateStore, StateStore};
 
-use crate::error::Error;
-use crate::random::Random;
+use measurement::error::Error;
+use measurement::random::Random;
 
 /// The namespace of all keys.
 pub const NAMESPACE: &str = "ycsb";
@@ -188,12 +188,6 @@ pub fn value(random: &mut Random, bytes: usize) -> Bytes {
         chunk.copy_from_slice(&random.draw().to_le_bytes()[..chunk.len()]);
     }
     value.into()
-}
-
-/// Median of a list that is not empty.
-pub fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
 }
 
 /// The mean nanoseconds of `count` operations that started at `since`.

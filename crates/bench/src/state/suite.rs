@@ -8,9 +8,9 @@ use super::config::{PERSIST_BLOCKS, StateConfig, StatePart};
 use super::load::LoadComparison;
 use super::peer::PeerMemoryConfig;
 use super::transactions::TransactionMix;
-use crate::error::Error;
-use crate::figure::{Figure, RatioBound};
-use crate::progress::{MeasurementFuture, ReportProgress};
+use measurement::error::Error;
+use measurement::figure::{Figure, RatioBound};
+use measurement::progress::{MeasurementFuture, ReportProgress};
 
 /// Records of YCSB.
 pub(super) const YCSB_RECORDS: usize = 10_000;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::setup;
-use crate::random::Random;
+use measurement::random::Random;
 
 /// A load on the state alone.
 #[derive(Clone, Debug)]

@@ -15,7 +15,7 @@ use base::{Bytes, BytesMut, Map};
 use rma::{Capability, Endpoint, Host, HostConfig, IncomingEvent, NodeId, Rights, Token};
 
 use super::setup::{OWNER, failed, provider};
-use crate::error::Error;
+use measurement::error::Error;
 
 /// Bytes before a record's key and value: lengths.
 const HEAD_BYTES: usize = 8;

@@ -21,9 +21,9 @@ use rules::definitions::{ContractDefinitions, by_channel_policy};
 use state::UpdateBatch;
 use validation::block::BlockVerdict;
 
-use crate::error::Error;
-use crate::random::Random;
 use crate::state::setup::{failed, value};
+use measurement::error::Error;
+use measurement::random::Random;
 
 const CHANNEL: &str = "bench";
 const CONTRACT: &str = "smallbank";

@@ -15,13 +15,13 @@ use sift::{SiftGroup, Standby};
 use tokio::sync::mpsc;
 
 use super::messages::{ProcessConfig, ProcessMessage, ProcessRole, ProcessTask, failed, now_ns};
-use crate::error::Error;
-use crate::progress::MeasurementFuture;
-use crate::random::Random;
 use crate::sift::load::{KvLoad, OperationMix, key, scattered};
 use crate::sift::systems::{KvGeometry, KvSystem, SystemKind};
 use crate::sift::{load, systems};
-use crate::zipf::Zipf;
+use measurement::error::Error;
+use measurement::progress::MeasurementFuture;
+use measurement::random::Random;
+use measurement::zipf::Zipf;
 
 /// How often a process reports the operations of its clients.
 pub(super) const COUNT_EVERY: Duration = Duration::from_millis(5);

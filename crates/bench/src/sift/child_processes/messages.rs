@@ -7,8 +7,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use sift::SiftTimeouts;
 
-use crate::error::Error;
 use crate::sift::systems::KvGeometry;
+use measurement::error::Error;
 
 /// The role of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

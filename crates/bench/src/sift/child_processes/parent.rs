@@ -13,8 +13,8 @@ use serde::Serialize;
 use super::messages::{
     GroupTimeouts, ProcessConfig, ProcessMessage, ProcessRole, ProcessTask, ReceivedMessages, failed, now_ns,
 };
-use crate::error::Error;
 use crate::sift::systems::KvGeometry;
+use measurement::error::Error;
 
 /// How often the parent checks the reports of its children.
 const LOOK: Duration = Duration::from_millis(2);

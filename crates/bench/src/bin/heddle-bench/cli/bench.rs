@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use bench::driver::CLIENTS_MAX;
-use bench::workload::ycsb::YcsbMix;
-use bench::workload::{KeyChoice, ZIPF_EXPONENTS};
 use clap::{Args, Subcommand, ValueEnum};
 use heddle_cli::policy::PolicyChoice;
+use measurement::driver::CLIENTS_MAX;
+use measurement::workload::ycsb::YcsbMix;
+use measurement::workload::{KeyChoice, ZIPF_EXPONENTS};
 
 use super::flexchain::{
     Fig5bArguments, Fig7Arguments, Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,

@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use base::rt::CancellationToken;
-use bench::figure::{Figure, RatioBound};
 use gateway::client::ConnectTarget;
 use gateway::grpc::GrpcStatus;
 use gateway::grpc::client::GrpcConnection;
 use heddle_cli::store::{self, StoreDirectory};
+use measurement::figure::{Figure, RatioBound};
+use measurement::interval::median;
 
 use super::figure::{FigureProgress, show};
 use super::kv_bench::{KvLoad, KvPath, KvServer, measure, quantile};
@@ -199,11 +200,6 @@ impl EtcdCluster {
     }
 }
 
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_unstable_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
-}
-
 /// Operations per second and quantiles of each round.
 #[derive(Default)]
 struct RoundResults {
@@ -298,7 +294,7 @@ async fn measured(
             let cell = cells.iter().find(|(of, who, _)| (*of, *who) == (load, system));
             cell.map(|(_, _, cell)| cell.rates.clone()).unwrap_or_default()
         };
-        median(rates(ours).iter().zip(rates(0)).map(|(ours, theirs)| ours / theirs.max(1.0)).collect())
+        median(rates(ours).iter().zip(rates(0)).map(|(ours, theirs)| ours / theirs.max(1.0)))
     };
     figure.ratio("put_over_etcd", ratio(0, 1), Some(RatioBound::AtLeast(PUT_OVER_ETCD_MIN)));
     figure.ratio("get_over_etcd", ratio(1, 1), Some(RatioBound::AtLeast(GET_OVER_ETCD_MIN)));

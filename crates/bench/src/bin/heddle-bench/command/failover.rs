@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use base::rt::CancellationToken;
-use bench::figure::{Figure, RatioBound};
-use bench::random::Random;
 use gateway::client::{GatewayClient, GrpcConnection};
+use measurement::figure::{Figure, RatioBound};
+use measurement::random::Random;
 use node::control::{ComputeReport, request_node};
 use node::{Endpoints, NodeError};
 use rustix::process::{Pid, Signal, kill_process};

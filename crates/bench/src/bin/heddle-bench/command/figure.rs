@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use base::rt::CancellationToken;
-use bench::figure::Figure;
 use indicatif::{ProgressBar, ProgressStyle};
+use measurement::figure::Figure;
 
 use crate::cli::bench::{
     FigureOutput, OrderingArguments, ProviderChoice, RmaArguments, SignaturesArguments, StateArguments, StatePart,

@@ -9,13 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use base::rt::CancellationToken;
-use bench::figure::{Figure, RatioBound};
 use bench::flexchain::{VALUE_BYTES, fig5b, fig7, fig8a, fig8b, memory_process};
-use bench::report::BenchmarkReport;
-use bench::workload::Workload;
-use bench::workload::smallbank::SmallBank;
-use bench::workload::ycsb::Ycsb;
 use heddle_cli::policy::PolicyChoice;
+use measurement::figure::{Figure, RatioBound};
+use measurement::interval::median;
+use measurement::report::BenchmarkReport;
+use measurement::workload::Workload;
+use measurement::workload::smallbank::SmallBank;
+use measurement::workload::ycsb::Ycsb;
 
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure};
@@ -249,7 +250,7 @@ async fn on_networks(
         let ratios: Vec<f64> = ratios.collect();
         let (ratio, ratio_most) = (median(ratios.clone()), ratios.iter().copied().fold(0.0, f64::max));
         for (form, reports) in ["disaggregated", "monolithic"].into_iter().zip(&reports) {
-            let number = |number: fn(&BenchmarkReport) -> f64| median(reports.iter().map(number).collect());
+            let number = |number: fn(&BenchmarkReport) -> f64| median(reports.iter().map(number));
             let labels = [("part", "network"), ("load", name.as_str()), ("form", form)];
             let numbers = [
                 ("cpu_us_per_valid", number(BenchmarkReport::server_cpu_us)),
@@ -263,10 +264,4 @@ async fn on_networks(
     }
     figure.ratio("cpu_over_monolithic_max", most, Some(RatioBound::AtMost(CPU_OVER_MONOLITHIC_MAX)));
     Ok(())
-}
-
-/// Median of a list that is not empty.
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use base::Bytes;
 use base::rt::CancellationToken;
-use bench::figure::Figure;
 use heddle_cli::store::{self, StoreDirectory};
+use measurement::figure::Figure;
 use node::kv::{KvClient, KvEndpoint, KvExchange};
 
 use super::etcd;

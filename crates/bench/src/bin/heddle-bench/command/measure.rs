@@ -11,7 +11,7 @@
 //! monolithic form. With `--before` the baseline is the same network run by an older build of `heddle`; this program's
 //! clients load both. With `--timer` or `--library` the baseline is the same network with other settings. With
 //! `--chaincode` the baseline is the requested network itself, and the other network's peers run the contract as a
-//! chaincode outside of their process ([`bench::chaincode`]), a service for each organisation.
+//! chaincode outside of their process ([`measurement::chaincode`]), a service for each organisation.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -23,23 +23,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base::rt::CancellationToken;
-use bench::chaincode::{ChaincodeProgram, ChaincodeServices};
-use bench::driver::{self, DriverConfig, Servers};
-use bench::figure::RatioBound;
-use bench::floor::SignaturePrices;
-use bench::latency_floor::LatencyPrices;
-use bench::network::{CommitWait, GatewayNetwork, GatewayTarget};
-use bench::plot;
-use bench::process::{self, Usage};
-use bench::progress::TerminalProgress;
-use bench::report::pairs::{Baseline, LibraryBound, NativeBounds, ReportPairs};
-use bench::report::{BenchmarkConfig, BenchmarkReport};
 use bench::sift::costs::CostTable;
-use bench::workload::Workload;
-use bench::workload::kmeans::KMeans;
-use bench::workload::smallbank::SmallBank;
-use bench::workload::ycsb::Ycsb;
 use heddle_cli::log_tail::tail;
+use measurement::chaincode::{ChaincodeProgram, ChaincodeServices};
+use measurement::driver::{self, DriverConfig, Servers};
+use measurement::figure::RatioBound;
+use measurement::floor::SignaturePrices;
+use measurement::latency_floor::LatencyPrices;
+use measurement::network::{CommitWait, GatewayNetwork, GatewayTarget};
+use measurement::plot;
+use measurement::process::{self, Usage};
+use measurement::progress::TerminalProgress;
+use measurement::report::pairs::{Baseline, LibraryBound, NativeBounds, ReportPairs};
+use measurement::report::{BenchmarkConfig, BenchmarkReport};
+use measurement::workload::Workload;
+use measurement::workload::kmeans::KMeans;
+use measurement::workload::smallbank::SmallBank;
+use measurement::workload::ycsb::Ycsb;
 use node::Endpoints;
 use node::config::{CutSetting, HeddleConfig, VerificationMethod};
 

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use base::rt::CancellationToken;
-use bench::process;
 use bench::under_attack::{AttackProcess, AttackResult, AttackRun, AttackWindow, ProcessMemory, QUOTA_PERCENT};
-use bench::workload::Workload;
-use bench::workload::smallbank::SmallBank;
 use heddle_cli::policy::PolicyChoice;
+use measurement::process;
+use measurement::workload::Workload;
+use measurement::workload::smallbank::SmallBank;
 use node::Endpoints;
 
 use super::figure::{FigureProgress, show};

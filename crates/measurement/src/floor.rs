@@ -116,8 +116,8 @@ impl SignaturePrices {
     }
 }
 
-/// Processor time of the calling thread.
-pub(crate) fn thread_us() -> f64 {
+/// Processor time of the calling thread so far, in microseconds.
+pub fn thread_us() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }

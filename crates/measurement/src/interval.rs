@@ -1,4 +1,4 @@
-//! The confidence interval of a mean.
+//! The confidence interval of a mean, and the median.
 //!
 //! The mean of ratios is the geometric one, so that a halving and a doubling weigh the same; that of differences is the
 //! arithmetic one. The interval follows Student's t-distribution, because few pairs are measured.
@@ -52,6 +52,13 @@ impl ConfidenceInterval {
         let (low, high) = self.ends.unwrap_or((self.mean, self.mean));
         bound.is_kept_by(low) || bound.is_kept_by(high)
     }
+}
+
+/// The median: of an even number of values, the upper one of the two in the middle. 0 if there are no values.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
 }
 
 /// The 97.5th percentile of Student's distribution with this many degrees of freedom: exact for one and two, else Fisher's

@@ -24,7 +24,7 @@ use std::time::Instant;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::state::setup::median;
+use crate::interval::median;
 
 /// Fsyncs on the path of one commit.
 pub const FSYNCS: f64 = 2.0;

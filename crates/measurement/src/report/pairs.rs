@@ -14,7 +14,7 @@ use std::path::Path;
 use super::{BenchmarkReport, ReportTable, rounded};
 use crate::error::Error;
 use crate::figure::RatioBound;
-use crate::interval::ConfidenceInterval;
+use crate::interval::{ConfidenceInterval, median};
 
 /// The baseline of a network.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -168,11 +168,12 @@ impl ReportPairs {
             if let Baseline::Native(bounds) = self.baseline {
                 let added = ConfidenceInterval::of_differences(&self.added_cpu_us);
                 let verdict = verdict(bounds.added_cpu_us, added.keeps(bounds.added_cpu_us));
-                let (text, median) = (interval_text(&added, self.added_cpu_us.len()), median(&self.added_cpu_us));
+                let (text, median) =
+                    (interval_text(&added, self.added_cpu_us.len()), median(self.added_cpu_us.iter().copied()));
                 table.row(&format!("  {ADDED_CPU_US}"), format!("{text}, median {median:.1}{verdict}"));
             }
         } else {
-            let ratio = median(&self.cpu);
+            let ratio = median(self.cpu.iter().copied());
             let ratios: Vec<String> = self.cpu.iter().map(|ratio| format!("{ratio:.3}")).collect();
             let bound = bound.map_or_else(String::new, |bound| verdict(bound, bound.is_kept_by(ratio)));
             table.row(&format!("  {name}"), cost);
@@ -205,7 +206,7 @@ impl ReportPairs {
             json["intervals"] = intervals.into();
             json["medians"] = ratios
                 .iter()
-                .map(|(name, values)| ((*name).to_owned(), Value::from(rounded(median(values)))))
+                .map(|(name, values)| ((*name).to_owned(), Value::from(rounded(median(values.iter().copied())))))
                 .collect();
             let pair = |number: usize| -> Map<String, Value> {
                 ratios.iter().map(|(name, values)| ((*name).to_owned(), rounded(values[number]).into())).collect()
@@ -217,7 +218,7 @@ impl ReportPairs {
             tps
         } else {
             let ratio = format!("server_cpu_over_{name}");
-            json["ratios"][&ratio] = rounded(median(&self.cpu)).into();
+            json["ratios"][&ratio] = rounded(median(self.cpu.iter().copied())).into();
             json["pairs"] = self.cpu.iter().copied().map(rounded).collect();
             ratio
         };
@@ -264,10 +265,6 @@ fn order(values: &[f64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|one, other| values[*one].total_cmp(&values[*other]));
     order
-}
-
-fn median(values: &[f64]) -> f64 {
-    values[order(values)[values.len() / 2]]
 }
 
 fn verdict(bound: RatioBound, is_kept: bool) -> String {
