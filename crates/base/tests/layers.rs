@@ -16,6 +16,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("base", 0),
     ("proto", 0),
     ("p256_verify", 0),
+    ("cgroup", 0),
     ("wire", 0),
     ("rma", 1),
     ("identity", 1),

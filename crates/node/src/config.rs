@@ -593,6 +593,10 @@ mod tests {
             ("[pool]\nform = \"pooled\"", "line 2"),
             ("[pool]\nmemory_nodes = 0", "pool.memory_nodes is 0; it must be from 1 to 64"),
             ("[pool]\noffload = \"sometimes\"", "line 2"),
+            (
+                "[pool]\ncompute_cpu_percent = 9",
+                "pool.compute_cpu_percent is 9; it must be from 10 to 100000, or 0 for no quota",
+            ),
             ("[pool]\ncompute_nodes = 65", "pool.compute_nodes is 65; it must be from 1 to 64"),
             (
                 "[pool]\ncompute_nodes = 2\nform = \"monolithic\"",

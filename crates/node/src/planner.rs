@@ -537,6 +537,7 @@ impl Planner<'_> {
             peer_name: Some(self.network.organizations()[organization].host.clone()),
             chaincode_port: chaincodes.port(at.chaincodes[organization].get(node).copied())?,
             savepoint_blocks: config.storage.savepoint_blocks,
+            cpu_percent: config.pool.compute_cpu_percent,
             validation: config.pool.validation,
             early_abort: config.ordering.early_abort,
             peer_nodes: among,

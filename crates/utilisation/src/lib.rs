@@ -15,7 +15,6 @@
 //! # What it needs around it
 //! Linux's `/proc` and cgroups of version 1 or 2, for reading. Without them a node counts as half busy. It is asked from
 //! within [`base::rt`].
-#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
 #![deny(missing_docs)]
 
 mod processors;

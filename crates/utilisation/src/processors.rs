@@ -9,19 +9,17 @@
 //! Which of the two applies is found when the meter is made; a quota is read again with each measurement, since it may be
 //! changed while the process runs.
 
-use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use base::rt::{self, Instant};
+use cgroup::CpuGroup;
 use replica::load::{LoadMeter, NodeLoad, UNKNOWN_PERCENT};
 
 /// How long a measurement stays valid.
 const PERIOD: Duration = Duration::from_millis(100);
 /// The longest name of processors.
 const PROCESSORS_BYTES_MAX: usize = 512;
-/// Where Linux mounts cgroups.
-const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// Processor time in the system's ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,85 +51,6 @@ impl CpuTicks {
     }
 }
 
-/// A cgroup with a quota of processor time: the nearest one around this process.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum CpuCgroup {
-    /// Version 2: a folder with `cpu.max` and `cpu.stat`.
-    Unified(PathBuf),
-    /// Version 1: a folder with `cpu.cfs_quota_us` and `cpu.cfs_period_us`, and one with `cpuacct.usage`.
-    Legacy { cpu: PathBuf, usage: PathBuf },
-}
-
-impl CpuCgroup {
-    /// Finds the cgroup in what `/proc/self/cgroup` says.
-    fn find(cgroups: &Path, of_process: &str) -> Option<CpuCgroup> {
-        for line in of_process.lines() {
-            let mut fields = line.splitn(3, ':');
-            let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-            let own = path.trim_start_matches('/');
-            let found = match (number, controllers) {
-                ("0", "") => ancestors(cgroups, own).map(CpuCgroup::Unified).find(|found| found.quota().is_some()),
-                (_, list) if list.split(',').any(|one| one == "cpu") => {
-                    let roots = [list, "cpu"].into_iter().map(|name| cgroups.join(name));
-                    let folders = roots.flat_map(|root| ancestors(&root, own).collect::<Vec<_>>());
-                    let usage = |cpu: &Path| {
-                        let beside = cgroups.join("cpuacct").join(own);
-                        if cpu.join("cpuacct.usage").exists() { cpu.to_path_buf() } else { beside }
-                    };
-                    let group = |cpu: PathBuf| CpuCgroup::Legacy { usage: usage(&cpu), cpu };
-                    folders.map(group).find(|found| found.quota().is_some())
-                }
-                _ => None,
-            };
-            if found.is_some() {
-                return found;
-            }
-        }
-        None
-    }
-
-    /// The quota in processors, if there is one.
-    fn quota(&self) -> Option<f64> {
-        let read = |folder: &Path, name: &str| std::fs::read_to_string(folder.join(name)).ok();
-        let (quota, period): (f64, f64) = match self {
-            CpuCgroup::Unified(folder) => {
-                let text = read(folder, "cpu.max")?;
-                let mut words = text.split_whitespace();
-                // Without a quota the first word is `max`.
-                (words.next()?.parse().ok()?, words.next()?.parse().ok()?)
-            }
-            CpuCgroup::Legacy { cpu, .. } => {
-                let number = |name| read(cpu, name)?.trim().parse::<f64>().ok();
-                (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
-            }
-        };
-        // Version 1 writes -1 for none.
-        (quota > 0.0 && period > 0.0).then_some(quota / period)
-    }
-
-    /// The processor time that was used so far.
-    fn used(&self) -> Option<Duration> {
-        match self {
-            CpuCgroup::Unified(folder) => {
-                let text = std::fs::read_to_string(folder.join("cpu.stat")).ok()?;
-                let line = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
-                line.trim().parse().ok().map(Duration::from_micros)
-            }
-            CpuCgroup::Legacy { usage, .. } => {
-                let text = std::fs::read_to_string(usage.join("cpuacct.usage")).ok()?;
-                text.trim().parse().ok().map(Duration::from_nanos)
-            }
-        }
-    }
-}
-
-/// A folder below a root, and the folders around it, up to the root.
-fn ancestors(root: &Path, own: &str) -> impl Iterator<Item = PathBuf> {
-    let (root, own) = (root.to_path_buf(), PathBuf::from(own));
-    let folders: Vec<PathBuf> = own.ancestors().map(|folder| root.join(folder)).collect();
-    folders.into_iter()
-}
-
 /// What a reading found.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum CpuReading {
@@ -140,7 +59,7 @@ enum CpuReading {
 }
 
 impl CpuReading {
-    fn now(cgroup: Option<&CpuCgroup>) -> Option<CpuReading> {
+    fn now(cgroup: Option<&CpuGroup>) -> Option<CpuReading> {
         let limited =
             cgroup.and_then(|cgroup| Some(CpuReading::Cgroup { used: cgroup.used()?, quota: cgroup.quota()? }));
         limited.or_else(|| CpuTicks::now().map(CpuReading::Machine))
@@ -169,14 +88,13 @@ struct LoadSample {
 /// The load of this process. Cheap to ask: it reads files at most ten times a second. Its processors have the name of the
 /// machine's present run, and of the cgroup if there is a quota.
 pub fn of_process() -> NodeLoad {
-    let of_process = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let cgroup = CpuCgroup::find(Path::new(CGROUPS), &of_process);
+    let cgroup = CpuGroup::around_process();
     let machine = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let processors = match (machine.trim(), &cgroup) {
         ("", _) => String::new(),
         (machine, None) => machine.to_owned(),
-        (machine, Some(CpuCgroup::Unified(folder) | CpuCgroup::Legacy { cpu: folder, .. })) => {
-            let name = format!("{machine} {}", folder.display());
+        (machine, Some(cgroup)) => {
+            let name = format!("{machine} {}", cgroup.folder().display());
             // Too long a path only keeps two nodes from noticing that they share it.
             if name.len() > PROCESSORS_BYTES_MAX { String::new() } else { name }
         }
@@ -185,7 +103,7 @@ pub fn of_process() -> NodeLoad {
 }
 
 /// A meter of the processors of this process.
-fn meter(cgroup: Option<CpuCgroup>) -> LoadMeter {
+fn meter(cgroup: Option<CpuGroup>) -> LoadMeter {
     let first = LoadSample { at: rt::now(), reading: CpuReading::now(cgroup.as_ref()), percent: UNKNOWN_PERCENT };
     let measured = Mutex::new(first);
     LoadMeter::new(move || {
@@ -227,30 +145,6 @@ mod tests {
 
     #[test]
     fn a_quota_is_what_a_process_is_measured_by() {
-        let root = tempfile::tempdir().expect("a temporary folder");
-        let write = |path: &str, text: &str| {
-            let path = root.path().join(path);
-            std::fs::create_dir_all(path.parent().expect("it has one")).expect("a folder");
-            std::fs::write(path, text).expect("a file");
-        };
-        let found = |of_process: &str| CpuCgroup::find(root.path(), of_process);
-        assert_eq!(found("0::/peer/node\n"), None, "there is none");
-        write("peer/node/cpu.max", "max 100000\n");
-        write("peer/cpu.max", "30000 100000\n");
-        write("peer/cpu.stat", "usage_usec 1500000\nuser_usec 1\n");
-        let unified = found("0::/peer/node\n").expect("the nearest one with a quota");
-        assert_eq!(unified, CpuCgroup::Unified(root.path().join("peer/")));
-        assert_eq!((unified.quota(), unified.used()), (Some(0.3), Some(Duration::from_millis(1500))));
-
-        write("cpu,cpuacct/node/cpu.cfs_quota_us", "-1\n");
-        write("cpu,cpuacct/node/cpu.cfs_period_us", "100000\n");
-        let of_process = "5:memory:/node\n4:cpu,cpuacct:/node\n0::/\n";
-        assert_eq!(found(of_process), None, "it has no quota");
-        write("cpu,cpuacct/node/cpu.cfs_quota_us", "200000\n");
-        write("cpu,cpuacct/node/cpuacct.usage", "2000000000\n");
-        let legacy = found(of_process).expect("it has one");
-        assert_eq!((legacy.quota(), legacy.used()), (Some(2.0), Some(Duration::from_secs(2))));
-
         let reading = |ms, quota| CpuReading::Cgroup { used: Duration::from_millis(ms), quota };
         let (earlier, second) = (reading(1000, 0.5), Duration::from_secs(1));
         assert_eq!(reading(1250, 0.5).percent_since(&earlier, second), Some(50));

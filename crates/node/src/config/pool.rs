@@ -100,6 +100,9 @@ impl ValidationSetting {
 /// The lowest rate of spot checks.
 const SPOT_CHECK_ONE_IN_MAX: u32 = 1 << 20;
 
+/// The largest quota of processor time: a thousand processors.
+const CPU_PERCENT_MAX: u32 = 100_000;
+
 /// The form of peers, and the memory that they share.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -114,6 +117,9 @@ pub struct PoolConfig {
     pub memory_nodes: usize,
     /// The number of compute nodes of each peer.
     pub compute_nodes: usize,
+    /// The quota of processor time of each compute node that is a process of its own, in percent of one processor; 0 is
+    /// none.
+    pub compute_cpu_percent: u32,
     /// Whether the primary has followers verify signatures.
     #[serde(alias = "borrow")]
     pub offload: OffloadSetting,
@@ -145,6 +151,7 @@ impl Default for PoolConfig {
             tls: true,
             memory_nodes: 2,
             compute_nodes: 1,
+            compute_cpu_percent: 0,
             offload: OffloadSetting::default(),
             spot_check_one_in: SPOT_CHECK_ONE_IN,
             validation: ValidationSetting::default(),
@@ -176,6 +183,7 @@ impl PoolConfig {
                 format!("is {nodes}, and a monolithic peer has one; set it to 1, or pool.form to disaggregated");
             return Err(("pool.compute_nodes", problem));
         }
+        check_cpu_percent("pool.compute_cpu_percent", self.compute_cpu_percent)?;
         check_spot_check("pool.spot_check_one_in", self.spot_check_one_in)?;
         check_section("pool.section_bytes", self.section_bytes)?;
         check_budget("pool.memory_bytes", self.memory_bytes, self.section_bytes)?;
@@ -195,6 +203,17 @@ impl PoolConfig {
             }
         }
         Ok(())
+    }
+}
+
+/// Checks a quota of processor time.
+pub(crate) fn check_cpu_percent(key: &'static str, percent: u32) -> Result<(), (&'static str, String)> {
+    match percent == 0 || (cgroup::PERCENT_MIN..=CPU_PERCENT_MAX).contains(&percent) {
+        true => Ok(()),
+        false => {
+            let least = cgroup::PERCENT_MIN;
+            Err((key, format!("is {percent}; it must be from {least} to {CPU_PERCENT_MAX}, or 0 for no quota")))
+        }
     }
 }
 

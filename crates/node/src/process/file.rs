@@ -171,6 +171,9 @@ impl NodeFile {
         if let Some(storage) = &self.storage {
             check_inner_address("storage.address", &storage.address)?;
         }
+        if let Some(compute) = &self.compute {
+            pool::check_cpu_percent("compute.cpu_percent", compute.cpu_percent)?;
+        }
         if let Some(orderer) = &self.orderer {
             check_outer_address("orderer.blocks_address", &orderer.blocks_address)?;
             check_outer_address("orderer.intake_address", &orderer.intake_address)?;

@@ -14,6 +14,7 @@ mod context;
 mod end;
 pub mod file;
 mod links;
+mod quota;
 mod ready;
 mod running;
 mod sections;

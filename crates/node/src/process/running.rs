@@ -11,6 +11,7 @@ use crate::process::context::{RoleContext, RoleParts};
 use crate::process::end::ProcessEnd;
 use crate::process::file::{NodeFile, ProcessRole};
 use crate::process::links::{self};
+use crate::process::quota::ProcessQuota;
 use crate::process::ready::Ready;
 use crate::services::Services;
 #[cfg(debug_assertions)]
@@ -26,6 +27,8 @@ pub struct Process {
     stop: CancellationToken,
     services: Services,
     tasks: Vec<JoinHandle<()>>,
+    /// Left when everything else has stopped.
+    _quota: Option<ProcessQuota>,
 }
 
 impl Process {
@@ -40,9 +43,11 @@ impl Process {
     async fn start_role(role: ProcessRole, path: &Path) -> Result<Process, NodeError> {
         let file = NodeFile::load(role, path)?;
         crate::logging::start(&file.log)?;
-        file.crypto.use_in_process().map_err(NodeError::Crypto)?;
         let folder = std::path::absolute(path).map_err(NodeError::file("finding", path))?;
         let folder = folder.parent().map(Path::to_path_buf).unwrap_or_default();
+        // Before the role measures how busy it is.
+        let quota = ProcessQuota::enter(&file, &folder)?;
+        file.crypto.use_in_process().map_err(NodeError::Crypto)?;
         let listener = ports::bind(file.metrics, "metrics").await?;
         let metrics_address = ports::local(&listener);
         let stop = CancellationToken::new();
@@ -80,7 +85,7 @@ impl Process {
             address: started.address,
             metrics: metrics_address,
         };
-        Ok(Process { folder, ready, kind: started.kind, stop, services, tasks })
+        Ok(Process { folder, ready, kind: started.kind, stop, services, tasks, _quota: quota })
     }
 
     /// Its role and its addresses.

@@ -256,6 +256,9 @@ pub struct ComputeFile {
     /// The savepoint moves after this many blocks.
     #[serde(default = "crate::config::savepoint_blocks")]
     pub savepoint_blocks: u64,
+    /// The processor time that it may use, in percent of one processor; 0 is no quota.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cpu_percent: u32,
     /// How it checks the transactions of a block for conflicts.
     #[serde(default)]
     pub validation: ValidationSetting,
@@ -271,6 +274,11 @@ pub struct ComputeFile {
     /// Where they lie in the monolithic form.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalStoresFile>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 fn packages() -> PathBuf {

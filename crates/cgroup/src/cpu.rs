@@ -1,0 +1,328 @@
+//! A group whose processes have a quota of processor time.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::mounts::{CgroupMount, CgroupVersion};
+
+/// The period of the quotas that are set here. It bounds how long a process stands still when its quota is used up.
+pub const PERIOD: Duration = Duration::from_millis(10);
+/// The least quota, in percent of one processor: the kernel accepts no quota below a millisecond.
+pub const PERCENT_MIN: u32 = 10;
+/// The most attempts to remove a group that its processes have just left.
+const REMOVALS_MAX: u32 = 100;
+const REMOVAL_PAUSE: Duration = Duration::from_millis(10);
+
+/// Why no group could be made.
+#[derive(Debug)]
+pub struct CgroupError(
+    /// Each attempt: a folder and its error.
+    Vec<(PathBuf, io::Error)>,
+);
+
+impl fmt::Display for CgroupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no cgroup file system with a cpu controller is mounted");
+        }
+        for (number, (folder, error)) in self.0.iter().enumerate() {
+            let separator = if number > 0 { ", " } else { "" };
+            write!(f, "{separator}{}: {error}", folder.display())?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for CgroupError {}
+
+/// A control group with a quota of processor time.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CpuGroup {
+    version: CgroupVersion,
+    folder: PathBuf,
+    /// Version 1, if the time used is counted in another hierarchy: the group's folder there.
+    counted: Option<PathBuf>,
+}
+
+impl CpuGroup {
+    /// Makes a group of this name, without processes and without a quota. A group of this name that has no processes, such
+    /// as the leftover of a process that was killed, is taken.
+    ///
+    /// # Errors
+    /// No group may be made in any place.
+    pub fn make(name: &str) -> Result<CpuGroup, CgroupError> {
+        let mut tried = Vec::new();
+        for mount in CgroupMount::of_machine("cpu") {
+            for place in mount.places() {
+                let within = place.join(name);
+                match CpuGroup::make_in(&mount, &within) {
+                    Ok(group) => return Ok(group),
+                    Err(error) => tried.push((mount.root.join(within), error)),
+                }
+            }
+        }
+        Err(CgroupError(tried))
+    }
+
+    fn make_in(mount: &CgroupMount, within: &Path) -> io::Result<CpuGroup> {
+        let folder = mount.root.join(within);
+        make_empty(&folder)?;
+        if let (CgroupVersion::Two, Some(parent)) = (mount.version, folder.parent()) {
+            // If the controller is not on and this may not turn it on, setting a quota fails below.
+            let _ = write_existing(&parent.join("cgroup.subtree_control"), "+cpu");
+        }
+        let mut group = CpuGroup { version: mount.version, counted: None, folder };
+        let prepared = group.set_quota(None).and_then(|()| group.count_beside(within));
+        if let Err(error) = prepared {
+            group.remove();
+            return Err(error);
+        }
+        Ok(group)
+    }
+
+    /// Version 1 may count the time used in another hierarchy. Then a group of the same path is made there.
+    fn count_beside(&mut self, within: &Path) -> io::Result<()> {
+        if self.version == CgroupVersion::Two || self.folder.join("cpuacct.usage").exists() {
+            return Ok(());
+        }
+        let counting = CgroupMount::of_machine("cpuacct");
+        let counting = counting.into_iter().find(|mount| mount.version == CgroupVersion::One);
+        if let Some(counting) = counting {
+            let folder = counting.root.join(within);
+            make_empty(&folder)?;
+            self.counted = Some(folder);
+        }
+        Ok(())
+    }
+
+    /// The nearest group with a quota around this process.
+    pub fn around_process() -> Option<CpuGroup> {
+        let mounts = CgroupMount::of_machine("cpu");
+        mounts.iter().find_map(|mount| CpuGroup::around(mount, &CgroupMount::of_machine("cpuacct")))
+    }
+
+    fn around(mount: &CgroupMount, counting: &[CgroupMount]) -> Option<CpuGroup> {
+        let group = |within: &Path| {
+            let folder = mount.root.join(within);
+            let is_counted_here = mount.version == CgroupVersion::Two || folder.join("cpuacct.usage").exists();
+            // The group of the process itself there: it may be in several groups of this one.
+            let beside = counting.iter().find(|counting| counting.version == CgroupVersion::One);
+            let counted = beside.filter(|_| !is_counted_here).map(|beside| beside.root.join(&beside.own));
+            CpuGroup { version: mount.version, folder, counted }
+        };
+        mount.own.ancestors().map(group).find(|group| group.quota().is_some())
+    }
+
+    /// A description of the mechanism.
+    pub fn mechanism(&self) -> &'static str {
+        match self.version {
+            CgroupVersion::Two => "cgroup v2 (cpu.max)",
+            CgroupVersion::One => "cgroup v1 (cpu.cfs_quota_us)",
+        }
+    }
+
+    /// Its folder, which names it on this machine.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Moves a process with all its threads into the group.
+    ///
+    /// # Errors
+    /// The kernel rejects it.
+    pub fn add(&self, process: u32) -> io::Result<()> {
+        for folder in [Some(&self.folder), self.counted.as_ref()].into_iter().flatten() {
+            write_existing(&folder.join("cgroup.procs"), &process.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Limits its processes together to this percentage of one processor, at least [`PERCENT_MIN`]; `None` lifts the limit.
+    ///
+    /// # Errors
+    /// The kernel rejects it.
+    pub fn set_quota(&self, percent: Option<u32>) -> io::Result<()> {
+        let period_us = PERIOD.as_micros() as u64;
+        let quota_us = percent.map(|percent| period_us * u64::from(percent.max(PERCENT_MIN)) / 100);
+        match self.version {
+            CgroupVersion::Two => {
+                let quota = quota_us.map_or_else(|| "max".to_owned(), |quota| quota.to_string());
+                write_existing(&self.folder.join("cpu.max"), &format!("{quota} {period_us}"))
+            }
+            CgroupVersion::One => {
+                // The limit is lifted while the period changes, or the kernel rejects the combination.
+                write_existing(&self.folder.join("cpu.cfs_quota_us"), "-1")?;
+                write_existing(&self.folder.join("cpu.cfs_period_us"), &period_us.to_string())?;
+                match quota_us {
+                    Some(quota) => write_existing(&self.folder.join("cpu.cfs_quota_us"), &quota.to_string()),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    /// The quota in processors, if there is one.
+    pub fn quota(&self) -> Option<f64> {
+        let (quota, period): (f64, f64) = match self.version {
+            CgroupVersion::Two => {
+                let text = fs::read_to_string(self.folder.join("cpu.max")).ok()?;
+                let mut words = text.split_whitespace();
+                // Without a quota the first word is `max`.
+                (words.next()?.parse().ok()?, words.next()?.parse().ok()?)
+            }
+            CgroupVersion::One => {
+                let number = |name: &str| fs::read_to_string(self.folder.join(name)).ok()?.trim().parse::<f64>().ok();
+                (number("cpu.cfs_quota_us")?, number("cpu.cfs_period_us")?)
+            }
+        };
+        // Version 1 writes -1 for none.
+        (quota > 0.0 && period > 0.0).then_some(quota / period)
+    }
+
+    /// The processor time that its processes have used so far.
+    pub fn used(&self) -> Option<Duration> {
+        match self.version {
+            CgroupVersion::Two => {
+                let text = fs::read_to_string(self.folder.join("cpu.stat")).ok()?;
+                let line = text.lines().find_map(|line| line.strip_prefix("usage_usec "))?;
+                line.trim().parse().ok().map(Duration::from_micros)
+            }
+            CgroupVersion::One => {
+                let folder = self.counted.as_ref().unwrap_or(&self.folder);
+                fs::read_to_string(folder.join("cpuacct.usage")).ok()?.trim().parse().ok().map(Duration::from_nanos)
+            }
+        }
+    }
+
+    /// Removes the group, whose processes have ended or end now. Waits for them up to a second, blocking.
+    #[allow(clippy::disallowed_methods, reason = "its callers are benchmarks, outside of any simulation")]
+    pub fn remove(&self) {
+        for folder in [Some(&self.folder), self.counted.as_ref()].into_iter().flatten() {
+            for _ in 0..REMOVALS_MAX {
+                if fs::remove_dir(folder).is_ok() || !folder.exists() {
+                    break;
+                }
+                std::thread::sleep(REMOVAL_PAUSE);
+            }
+        }
+    }
+
+    /// Moves this process to the group above and removes the group. If others are in it, it stays.
+    pub fn leave(&self) {
+        for folder in [Some(&self.folder), self.counted.as_ref()].into_iter().flatten() {
+            if let Some(above) = folder.parent() {
+                // Where that is not allowed, the group stays until another process of its name takes it.
+                let _ = write_existing(&above.join("cgroup.procs"), &std::process::id().to_string());
+                let _ = fs::remove_dir(folder);
+            }
+        }
+    }
+}
+
+/// Makes a group's folder, or takes one that is there and has no processes.
+fn make_empty(folder: &Path) -> io::Result<()> {
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let processes = fs::read_to_string(folder.join("cgroup.procs"))?;
+            match processes.trim().is_empty() {
+                true => Ok(()),
+                false => Err(io::Error::new(io::ErrorKind::AlreadyExists, "it has processes of others")),
+            }
+        }
+        made => made,
+    }
+}
+
+/// Writes to an existing file: a missing file means a missing controller.
+fn write_existing(path: &Path, text: &str) -> io::Result<()> {
+    let file = fs::OpenOptions::new().write(true).open(path);
+    let mut file = file.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+    io::Write::write_all(&mut file, text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Hierarchy(tempfile::TempDir);
+
+    impl Hierarchy {
+        fn new() -> Hierarchy {
+            Hierarchy(tempfile::tempdir().expect("a temporary folder"))
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().expect("it has one")).expect("a folder");
+            fs::write(path, text).expect("a file");
+        }
+
+        fn mount(&self, version: CgroupVersion, root: &str, own: &str) -> CgroupMount {
+            CgroupMount { version, root: self.0.path().join(root), own: own.into() }
+        }
+    }
+
+    #[test]
+    fn the_nearest_quota_is_found_in_version_2() {
+        let files = Hierarchy::new();
+        let mount = files.mount(CgroupVersion::Two, "", "peer/node");
+        assert_eq!(CpuGroup::around(&mount, &[]), None, "there is none");
+        files.write("peer/node/cpu.max", "max 100000\n");
+        assert_eq!(CpuGroup::around(&mount, &[]), None, "there is none still");
+        files.write("peer/cpu.max", "30000 100000\n");
+        files.write("peer/cpu.stat", "usage_usec 1500\nuser_usec 1000\n");
+        let group = CpuGroup::around(&mount, &[]).expect("the group above has one");
+        assert_eq!(group.folder(), files.0.path().join("peer"));
+        assert_eq!((group.quota(), group.used()), (Some(0.3), Some(Duration::from_micros(1500))));
+        files.write("peer/cpu.max", "max 100000\n");
+        assert_eq!(group.quota(), None, "it was lifted");
+    }
+
+    #[test]
+    fn the_nearest_quota_is_found_in_version_1() {
+        let files = Hierarchy::new();
+        let mount = files.mount(CgroupVersion::One, "cpu", "node");
+        let counting = files.mount(CgroupVersion::One, "cpuacct", "node");
+        files.write("cpu/node/cpu.cfs_quota_us", "-1\n");
+        files.write("cpu/node/cpu.cfs_period_us", "10000\n");
+        files.write("cpuacct/node/cpuacct.usage", "1700\n");
+        let around = || CpuGroup::around(&mount, std::slice::from_ref(&counting));
+        assert_eq!(around(), None, "-1 is none");
+        files.write("cpu/node/cpu.cfs_quota_us", "15000\n");
+        let group = around().expect("it has one");
+        assert_eq!((group.quota(), group.used()), (Some(1.5), Some(Duration::from_nanos(1700))));
+        files.write("cpu/node/cpuacct.usage", "1800\n");
+        let group = around().expect("it has one");
+        assert_eq!(group.used(), Some(Duration::from_nanos(1800)), "one hierarchy has both controllers");
+    }
+
+    #[test]
+    fn a_quota_is_written_as_the_kernel_reads_it() {
+        let files = Hierarchy::new();
+        files.write("two/cpu.max", "");
+        files.write("one/cpu.cfs_quota_us", "");
+        files.write("one/cpu.cfs_period_us", "");
+        let group = |version, name: &str| CpuGroup { version, folder: files.0.path().join(name), counted: None };
+        let text = |path: &str| fs::read_to_string(files.0.path().join(path)).expect("it is there");
+        group(CgroupVersion::Two, "two").set_quota(Some(30)).expect("a file");
+        assert_eq!(text("two/cpu.max"), "3000 10000");
+        let one = group(CgroupVersion::One, "one");
+        one.set_quota(Some(150)).expect("files");
+        assert_eq!(one.quota(), Some(1.5));
+        let missing = group(CgroupVersion::Two, "three").set_quota(None).expect_err("no controller");
+        assert!(missing.to_string().contains("cpu.max"), "{missing}");
+    }
+
+    #[test]
+    fn a_group_with_processes_is_not_taken() {
+        let files = Hierarchy::new();
+        files.write("free/cgroup.procs", "\n");
+        files.write("taken/cgroup.procs", "17\n");
+        make_empty(&files.0.path().join("free")).expect("nobody is in it");
+        let error = make_empty(&files.0.path().join("taken")).expect_err("somebody is in it");
+        assert!(error.to_string().contains("processes"), "{error}");
+    }
+}
