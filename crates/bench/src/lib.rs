@@ -2,7 +2,7 @@
 //!
 //! The tools for it are in [`measurement`]: workloads, the driver, statistics and reports. Benchmarks of a network's
 //! throughput consist of them alone. Measurements of parts of the system are here: [`state`], [`ordering`], [`rma`],
-//! [`validate`], [`signatures`], and the figures of the papers ([`flexchain`], [`sift`]). [`under_attack`] measures honest
+//! [`validate`], [`signatures`], [`invalidation`], and the figures of the papers ([`flexchain`], [`sift`]). [`under_attack`] measures honest
 //! clients while a network is attacked.
 //!
 //! Each measurement has a configuration with sane defaults, and returns a [`Figure`](measurement::figure::Figure):
@@ -35,6 +35,7 @@
 #![deny(missing_docs)]
 
 pub mod flexchain;
+pub mod invalidation;
 pub mod ordering;
 pub mod rma;
 pub mod sift;

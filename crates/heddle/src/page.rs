@@ -28,15 +28,26 @@ pub fn get(address: SocketAddr, path: &str) -> Result<String> {
 
 /// The value of a metric in Prometheus' text format, summed over all processes; it must have no label except `process`.
 pub fn metric(text: &str, name: &str) -> Option<f64> {
-    let samples = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
+    samples(text, name).map(|(_, value)| value).reduce(|sum, value| sum + value)
+}
+
+/// The values of a metric by process, if it has the label `process` and no other.
+pub fn by_process(text: &str, name: &str) -> Vec<(String, f64)> {
+    samples(text, name).filter_map(|(process, value)| Some((process?.to_owned(), value))).collect()
+}
+
+fn samples<'a>(text: &'a str, name: &'a str) -> impl Iterator<Item = (Option<&'a str>, f64)> {
+    text.lines().filter(|line| !line.starts_with('#')).filter_map(move |line| {
         let rest = line.strip_prefix(name)?;
-        let rest = match rest.strip_prefix("{process=\"") {
-            Some(labelled) => labelled.split_once('"')?.1.strip_prefix('}')?,
-            None => rest,
+        let (process, rest) = match rest.strip_prefix("{process=\"") {
+            Some(labelled) => {
+                let (process, rest) = labelled.split_once('"')?;
+                (Some(process), rest.strip_prefix('}')?)
+            }
+            None => (None, rest),
         };
-        rest.strip_prefix(' ')?.trim().parse::<f64>().ok()
-    });
-    samples.reduce(|sum, value| sum + value)
+        Some((process, rest.strip_prefix(' ')?.trim().parse().ok()?))
+    })
 }
 
 #[cfg(test)]
@@ -51,5 +62,6 @@ mod tests {
         assert_eq!(metric(text, "a"), None);
         let text = "a_total{process=\"x\"} 1\na_total{process=\"y\"} 2\na_total{process=\"y\",le=\"3\"} 4\n";
         assert_eq!(metric(text, "a_total"), Some(3.0));
+        assert_eq!(by_process(text, "a_total"), [("x".to_owned(), 1.0), ("y".to_owned(), 2.0)]);
     }
 }

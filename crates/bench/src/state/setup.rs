@@ -34,6 +34,8 @@ pub fn failed(what: &'static str, error: impl std::fmt::Display) -> Error {
 /// A memory node within this process, and its owner's side.
 pub struct BenchmarkPool {
     pub space: AddressSpace,
+    /// Where it is, for other readers of the memory.
+    pub donor: Donor,
     /// Runs until the pool is dropped.
     _node: Arc<MemoryNode>,
 }
@@ -75,8 +77,8 @@ impl BenchmarkPool {
             MemoryNode::start(MemoryNodeConfig { host, budget_bytes, section_bytes, stop: CancellationToken::new() });
         let node = node.await.map_err(|error| failed("a memory node", error))?;
         let donor = Donor { address: node.address(), token };
-        let space = space(latency, donor, budget_bytes, section_bytes).await?;
-        Ok(BenchmarkPool { space, _node: node })
+        let space = space(latency, donor.clone(), budget_bytes, section_bytes).await?;
+        Ok(BenchmarkPool { space, donor, _node: node })
     }
 }
 

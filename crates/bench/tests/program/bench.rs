@@ -192,6 +192,16 @@ fn figure_7_sets_both_forms_beside_each_other() {
 }
 
 #[test]
+fn the_compute_pool_is_measured_with_one_node_and_with_three() {
+    let ratios = ["three_nodes_over_one", "three_nodes_over_one_smallbank", "invalidation_64_over_8"];
+    let (figure, _) = quick("compute-pool", &ratios, &["--clients", "8"]);
+    let rows = figure["rows"].as_array().expect("rows");
+    let followers: Vec<&str> = rows.iter().filter_map(|row| row["followers"].as_str()).collect();
+    assert_eq!(followers, ["0", "8", "63"]);
+    assert!(rows.iter().filter(|row| row["load"].is_string()).all(|row| row["valid_tps"].as_f64() > Some(0.0)));
+}
+
+#[test]
 fn figure_8a_accounts_for_every_read() {
     let ratios = ["data_hits_over_monolithic_min", "uniform_storage_reads_over_absent_max"];
     let figure = quick_figure("flexchain-fig8a", &ratios, &[]);

@@ -9,7 +9,8 @@ use measurement::workload::ycsb::YcsbMix;
 use measurement::workload::{KeyChoice, ZIPF_EXPONENTS};
 
 use super::flexchain::{
-    Fig5bArguments, Fig7Arguments, Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
+    ComputePoolArguments, Fig5bArguments, Fig7Arguments, Fig8aArguments, Fig8bArguments, FlexchainArguments,
+    MemoryProcessArguments,
 };
 use super::sift::{
     CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
@@ -336,12 +337,30 @@ Examples:
   heddle bench failover
   heddle bench failover --kills 50 --compute-nodes 3 --json failover.json      the plot is failover.svg
 
-Starts a network of processes in a temporary directory, with clients that write to it. Whenever the first
+Starts a network of processes in a temporary directory, with clients that read and update random records. Whenever the first
 organisation's peer has a primary and followers, the primary's process is killed (SIGKILL). next_block_ms is
 the time until another compute node has applied a block as the primary; next_commit_ms is the time until a
 transaction has committed that a client of that organisation began after the kill. Both include the detection
-of the process's end and the wait for the leases that it held. docs/formats/bench.md explains the JSON.")]
+of the process's end and the wait for the leases that it held. warm_tps_over_before and warm_hits_over_before
+compare the two seconds that start one second after the kill with the two seconds before it: commits of that
+organisation's clients, and the share of reads that its compute nodes answered without storage. docs/formats/bench.md explains the JSON.")]
     Failover(FailoverArguments),
+    /// Compute pool: throughput of one and of three compute nodes of a peer, and the price of a block's invalidations
+    #[command(
+        name = "compute-pool",
+        after_help = "\
+Examples:
+  heddle bench compute-pool
+  heddle bench compute-pool --cpu-percent 50 --json pool.json      the plot is pool.svg
+
+1. Networks of processes, whose peer has one or three compute nodes with a quota of processor time each, run K-means
+   and SmallBank in turns. This needs cgroups: run it as root, or in a cgroup that is delegated to you.
+2. A primary with 0, 8 and 63 followers, all in one process, applies blocks. Each follower has cached the keys that the
+   blocks write, so it must forget them before the block shows. invalidation_us is the processor time of the
+   primary's thread for a block, less that without followers.
+docs/formats/bench.md explains the JSON."
+    )]
+    ComputePool(ComputePoolArguments),
     /// Under attack: the throughput that a legitimate organisation keeps while all attacks run at once
     #[command(
         name = "under-attack",
@@ -380,6 +399,9 @@ pub struct FailoverArguments {
     /// Clients, each with one transaction in flight, spread over two organisations
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(2..=1_000))]
     pub clients: u64,
+    /// Records of 1 KiB in the world state; the caches of a compute node take an eighth of their size
+    #[arg(long, value_name = "N", default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(1_000..=1_000_000))]
+    pub records: u64,
     /// Determines how long each primary lives
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
@@ -705,6 +727,36 @@ pub struct BenchRunArguments {
     /// Draw throughput and latency as SVG
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub plot: Option<PathBuf>,
+}
+
+impl BenchRunArguments {
+    /// A window of this many seconds on a network that the benchmark has started by itself, after half a second without
+    /// counting, or less if the window is shorter.
+    pub fn window(clients: u64, seconds: f64) -> BenchRunArguments {
+        BenchRunArguments {
+            seconds,
+            warm_up: seconds.min(0.5),
+            clients,
+            connections: None,
+            wait: WaitFor::Status,
+            seed: 1,
+            orgs: 1,
+            policy: PolicyChoice::Any,
+            config: None,
+            isolate: false,
+            monolithic: false,
+            pairs: None,
+            before: None,
+            timer: false,
+            library: false,
+            no_tls: false,
+            connect: None,
+            no_load: false,
+            keep: false,
+            json: None,
+            plot: None,
+        }
+    }
 }
 
 /// How clients learn of a commit.

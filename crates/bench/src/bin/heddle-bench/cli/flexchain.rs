@@ -32,6 +32,28 @@ pub struct Fig5bArguments {
     pub common: FlexchainArguments,
 }
 
+/// `heddle bench compute-pool`.
+#[derive(Args, Debug, Clone)]
+pub struct ComputePoolArguments {
+    /// Pairs of windows, with one and with three compute nodes; medians count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub pairs: u64,
+    /// Duration of each window, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 8.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Clients, each with one transaction in flight
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub clients: u64,
+    /// The quota of each compute node, in percent of one processor
+    #[arg(long, value_name = "PERCENT", default_value_t = 30, value_parser = clap::value_parser!(u32).range(i64::from(PERCENT_MIN)..=10_000))]
+    pub cpu_percent: u32,
+    /// Blocks of each round of invalidations
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub blocks: u64,
+    #[command(flatten)]
+    pub common: FlexchainArguments,
+}
+
 /// `heddle bench flexchain-fig7`.
 #[derive(Args, Debug, Clone)]
 pub struct Fig7Arguments {

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use base::rt::CancellationToken;
 use bench::flexchain::{VALUE_BYTES, fig5b, fig7, fig8a, fig8b, memory_process};
-use heddle_cli::policy::PolicyChoice;
 use measurement::figure::{Figure, RatioBound};
 use measurement::interval::median;
 use measurement::report::BenchmarkReport;
@@ -20,7 +19,7 @@ use measurement::workload::ycsb::Ycsb;
 
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure};
-use crate::cli::bench::{BenchRunArguments, WaitFor};
+use crate::cli::bench::BenchRunArguments;
 use crate::cli::flexchain::{
     Fig5bArguments, Fig7Arguments, Fig7Part, Fig8aArguments, Fig8bArguments, MemoryProcessArguments, MemoryProcessMode,
 };
@@ -172,27 +171,11 @@ fn workloads(arguments: &Fig7Arguments) -> Vec<(String, bool, Arc<dyn Workload>)
 
 fn run(arguments: &Fig7Arguments, monolithic: bool) -> BenchRunArguments {
     BenchRunArguments {
-        seconds: arguments.seconds,
         warm_up: WARM_UP_SECONDS.min(arguments.seconds),
-        clients: arguments.clients,
-        connections: None,
-        wait: WaitFor::Status,
         seed: arguments.common.seed,
         orgs: arguments.orgs,
-        policy: PolicyChoice::Any,
-        config: None,
-        isolate: false,
         monolithic,
-        pairs: None,
-        before: None,
-        timer: false,
-        library: false,
-        no_tls: false,
-        connect: None,
-        no_load: false,
-        keep: false,
-        json: None,
-        plot: None,
+        ..BenchRunArguments::window(arguments.clients, arguments.seconds)
     }
 }
 

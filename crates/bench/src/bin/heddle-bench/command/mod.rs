@@ -1,5 +1,6 @@
 //! One module for each family of benchmarks.
 
+mod compute_pool;
 mod etcd;
 mod failover;
 mod figure;

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use base::rt::CancellationToken;
 use bench::under_attack::{AttackProcess, AttackResult, AttackRun, AttackWindow, ProcessMemory, QUOTA_PERCENT};
-use heddle_cli::policy::PolicyChoice;
 use measurement::process;
 use measurement::workload::Workload;
 use measurement::workload::smallbank::SmallBank;
@@ -22,7 +21,7 @@ use node::Endpoints;
 
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure};
-use crate::cli::bench::{BenchRunArguments as Load, UnderAttackArguments, WaitFor};
+use crate::cli::bench::{BenchRunArguments as Load, UnderAttackArguments};
 use crate::failure::CommandError;
 
 /// The number of organisations; the last one belongs to the attackers.
@@ -148,27 +147,10 @@ impl AttackedRun<'_> {
 
     async fn window(&self, is_loaded: bool, seconds: f64) -> Result<AttackWindow, CommandError> {
         let run = Load {
-            seconds,
             warm_up: self.warm_up,
-            clients: self.arguments.clients,
-            connections: None,
-            wait: WaitFor::Status,
             seed: self.arguments.common.seed,
-            orgs: ORGANIZATIONS,
-            policy: PolicyChoice::Any,
-            config: None,
-            isolate: true,
-            monolithic: false,
-            pairs: None,
-            before: None,
-            timer: false,
-            library: false,
-            no_tls: false,
-            connect: None,
             no_load: is_loaded,
-            keep: false,
-            json: None,
-            plot: None,
+            ..Load::window(self.arguments.clients, seconds)
         };
         let workload: Arc<dyn Workload> = Arc::new(SmallBank {
             accounts: if self.arguments.common.quick { 200 } else { 10_000 },
