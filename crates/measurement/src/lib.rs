@@ -35,7 +35,8 @@
 //!
 //! 1. A [`workload`] determines the data to load and the calls of each client.
 //! 2. The [`driver`] runs the clients against a [`network`], through [`outcome::TransactionClient`], and measures one
-//!    window.
+//!    window. Clients start their next transaction when the last one has ended; [`open_loop`] starts transactions at a
+//!    fixed rate.
 //! 3. [`floor`] prices the signatures that the servers cannot avoid, and [`latency_floor`] the fsyncs and round trips
 //!    that a commit cannot avoid. [`process`] reads the processor time and memory that the servers really used.
 //! 4. [`report`] and [`plot`] turn a measurement of a network into a table, JSON and SVG; [`figure`] does so for
@@ -67,6 +68,7 @@ pub mod histogram;
 pub mod interval;
 pub mod latency_floor;
 pub mod network;
+pub mod open_loop;
 pub mod outcome;
 pub mod plot;
 pub mod process;

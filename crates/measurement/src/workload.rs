@@ -9,6 +9,7 @@
 //! Left to others: sending the calls and counting their outcomes ([`crate::driver`]), and the functions themselves
 //! (`contract::contracts`).
 
+pub mod derivation;
 pub mod kmeans;
 pub mod smallbank;
 pub mod ycsb;
@@ -71,7 +72,7 @@ pub fn client_random(seed: u64, client: usize) -> Random {
 pub enum KeyChoice {
     /// Each item equally often.
     Uniform,
-    /// By Zipf's law with this exponent, which lies between 0 and 1; item 0 most often.
+    /// By Zipf's law with this exponent, which is above 0; item 0 most often.
     Zipf(f64),
 }
 

@@ -202,6 +202,26 @@ fn the_compute_pool_is_measured_with_one_node_and_with_three() {
 }
 
 #[test]
+fn contention_is_measured_with_the_options_and_without() {
+    let ratios = [
+        "valid_tps_over_plain_at_zipf_1_2",
+        "valid_tps_over_plain_ycsb_a",
+        "valid_tps_over_plain_ycsb_f",
+        "cost_uniform",
+    ];
+    let (figure, _) = quick("contention", &ratios, &["--clients", "8", "--records", "200"]);
+    let rows = figure["rows"].as_array().expect("rows");
+    let offered: Vec<_> = rows.iter().filter(|row| !row["valid_percent"].is_null()).collect();
+    assert_eq!(offered.len(), 18, "three loads, three skews, two networks");
+    for row in offered {
+        let percent = |name: &str| row[name].as_f64().expect("a number");
+        let all = ["valid_percent", "invalid_percent", "aborted_percent", "failed_percent"].map(percent);
+        assert!((all.iter().sum::<f64>() - 100.0).abs() < 0.1, "{row}");
+        assert!(row["network"] != "plain" || all[2] == 0.0, "{row}");
+    }
+}
+
+#[test]
 fn figure_8a_accounts_for_every_read() {
     let ratios = ["data_hits_over_monolithic_min", "uniform_storage_reads_over_absent_max"];
     let figure = quick_figure("flexchain-fig8a", &ratios, &[]);

@@ -5,6 +5,7 @@
 //! | `read(key)` | the record | |
 //! | `update(key, value)` | | the record, whether or not it exists, as YCSB's stores do |
 //! | `readModifyWrite(key, value)` | the record | the record, which must exist |
+//! | `derive(keys, key, value)` | the records of `keys`, separated by commas, which must exist | the record of `key`; not one of YCSB's |
 //! | `insert(key, value)` | the record | the record, which must not exist |
 //! | `scan(key, count)` | `count` records from `key` on | |
 //! | `load(start, count, valueBytes, seed)` | | `count` records from number `start` on; the seed fixes their values |
@@ -22,6 +23,8 @@ use crate::{Contract, ContractError, ContractResponse, ContractStub, RangeCursor
 
 /// The largest value.
 pub const VALUE_BYTES_MAX: u64 = 1 << 20;
+/// The most records that one `derive` reads.
+pub const DERIVED_FROM_MAX: usize = 100;
 /// The most records that one `scan` returns.
 pub const SCAN_RECORDS_MAX: u64 = 1_000;
 /// The most bytes of keys and values that one `scan` returns, but for its last record.
@@ -44,6 +47,7 @@ const INTERFACE: ContractInterface = ContractInterface {
         ContractFunction::evaluate("read", &[KEY]),
         ContractFunction::submit("update", &[KEY, VALUE]),
         ContractFunction::submit("readModifyWrite", &[KEY, VALUE]),
+        ContractFunction::submit("derive", &[FunctionParameter::text("keys"), KEY, VALUE]),
         ContractFunction::submit("insert", &[KEY, VALUE]),
         ContractFunction::evaluate("scan", &[KEY, FunctionParameter::integer("count")]),
         ContractFunction::submit(
@@ -82,6 +86,7 @@ impl Contract for Ycsb {
         match call.function() {
             "read" => Ok(ContractResponse::success(existing(tx, key_of(&call)?).await?)),
             "update" => write(tx, key_of(&call)?, value_of(&call)?),
+            "derive" => derive(tx, &call).await,
             "readModifyWrite" => {
                 let (key, value) = (key_of(&call)?, value_of(&call)?);
                 existing(tx, key).await?;
@@ -155,17 +160,38 @@ fn encode_bytes(bytes: &[u8], into: &mut Vec<u8>) {
 }
 
 fn key_of<'a>(call: &FunctionCall<'a>) -> Result<&'a str, ContractError> {
-    let key = call.text(0)?;
+    key_at(call, 0)
+}
+
+fn key_at<'a>(call: &FunctionCall<'a>, argument: usize) -> Result<&'a str, ContractError> {
+    let key = call.text(argument)?;
     key::check_simple(key)?;
     Ok(key)
 }
 
 fn value_of(call: &FunctionCall<'_>) -> Result<Bytes, ContractError> {
-    let value = call.bytes(1);
+    value_at(call, 1)
+}
+
+fn value_at(call: &FunctionCall<'_>, argument: usize) -> Result<Bytes, ContractError> {
+    let value = call.bytes(argument);
     if value.is_empty() || value.len() as u64 > VALUE_BYTES_MAX {
-        return Err(call.reject(1, &format!("must have 1 to {VALUE_BYTES_MAX} bytes, not {}", value.len())));
+        return Err(call.reject(argument, &format!("must have 1 to {VALUE_BYTES_MAX} bytes, not {}", value.len())));
     }
     Ok(value.clone())
+}
+
+async fn derive(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
+    let keys: Vec<&str> = call.text(0)?.split(',').collect();
+    if keys.len() > DERIVED_FROM_MAX {
+        return Err(call.reject(0, &format!("must have at most {DERIVED_FROM_MAX} keys, not {}", keys.len())));
+    }
+    let (key, value) = (key_at(call, 1)?, value_at(call, 2)?);
+    for from in keys {
+        key::check_simple(from)?;
+        existing(tx, from).await?;
+    }
+    write(tx, key, value)
 }
 
 async fn existing(tx: &mut dyn ContractStub, key: &str) -> Result<Bytes, ContractError> {

@@ -49,6 +49,21 @@ fn operations_read_and_write_what_the_benchmark_says() {
 }
 
 #[test]
+fn a_record_is_derived_from_others() {
+    let mut ledger = loaded(4);
+    let from = [0, 1, 2].map(record_key).join(",");
+    let derived = ModelInvocation::new("ycsb", "derive", &[from.as_str(), "derived", "value"]);
+    let effects = run(ledger.submit(&derived)).expect("a healthy state");
+    assert_eq!((effects.reads.len(), effects.writes.len()), (3, 1));
+    assert_eq!(ledger.get("ycsb", "derived").expect("it was written"), "value");
+    let refused = ledger.call("ycsb", "derive", &["user000000000000,absent", "derived", "value"]);
+    assert_eq!(refused, Err("there is no record absent".to_owned()));
+    let many = vec!["user000000000000"; DERIVED_FROM_MAX + 1].join(",");
+    let refused = ledger.call("ycsb", "derive", &[many.as_str(), "derived", "value"]).expect_err("too many");
+    assert!(refused.contains("at most 100 keys, not 101"), "{refused}");
+}
+
+#[test]
 fn values_are_any_bytes() {
     let mut ledger = loaded(1);
     let value: &[u8] = &[0xff, 0x00, 0xc0];

@@ -9,8 +9,8 @@ use measurement::workload::ycsb::YcsbMix;
 use measurement::workload::{KeyChoice, ZIPF_EXPONENTS};
 
 use super::flexchain::{
-    ComputePoolArguments, Fig5bArguments, Fig7Arguments, Fig8aArguments, Fig8bArguments, FlexchainArguments,
-    MemoryProcessArguments,
+    ComputePoolArguments, ContentionArguments, Fig5bArguments, Fig7Arguments, Fig8aArguments, Fig8bArguments,
+    FlexchainArguments, MemoryProcessArguments,
 };
 use super::sift::{
     CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
@@ -337,15 +337,28 @@ Examples:
   heddle bench failover
   heddle bench failover --kills 50 --compute-nodes 3 --json failover.json      the plot is failover.svg
 
-Starts a network of processes in a temporary directory, with clients that read and update random records. Whenever the first
-organisation's peer has a primary and followers, the primary's process is killed (SIGKILL). next_block_ms is
-the time until another compute node has applied a block as the primary; next_commit_ms is the time until a
-transaction has committed that a client of that organisation began after the kill. Both include the detection
-of the process's end and the wait for the leases that it held. warm_tps_over_before and warm_hits_over_before
-compare the two seconds that start one second after the kill with the two seconds before it: commits of that
-organisation's clients, and the share of reads that its compute nodes answered without storage. docs/formats/bench.md explains the JSON.")]
+Starts a network of processes in a temporary directory, with clients that read and update random records.
+Whenever the first organisation's peer has a primary and followers, the primary's process is killed (SIGKILL).
+next_block_ms is the time until another compute node has applied a block as the primary; next_commit_ms is the
+time until a transaction has committed that a client of that organisation began after the kill. Both include the
+detection of the process's end and the wait for the leases that it held. warm_tps_over_before and
+warm_hits_over_before compare the two seconds that start one second after the kill with the two seconds before
+it: commits of that organisation's clients, and the share of reads that its compute nodes answered without
+storage. docs/formats/bench.md explains the JSON.")]
     Failover(FailoverArguments),
-    /// Compute pool: throughput of one and of three compute nodes of a peer, and the price of a block's invalidations
+    /// Contention: transactions that want the same keys, with reordering and early abort and without
+    #[command(after_help = "\
+Examples:
+  heddle bench contention
+  heddle bench contention --rate 2000 --json contention.json      the plot is contention.svg
+
+Two networks, with ordering.reorder and ordering.early_abort and without them, are offered the same transactions
+at the same rate, in blocks of 200: transactions that read five records and write one, YCSB A and YCSB F, with
+keys chosen evenly and by Zipf's law. A transaction that Submit aborts counts as offered. cost_uniform is what
+SmallBank's throughput loses by the options when keys are chosen evenly.
+docs/formats/bench.md explains the JSON.")]
+    Contention(ContentionArguments),
+    /// Compute pool: throughput with one and three compute nodes, and the price of invalidations
     #[command(
         name = "compute-pool",
         after_help = "\
@@ -353,11 +366,11 @@ Examples:
   heddle bench compute-pool
   heddle bench compute-pool --cpu-percent 50 --json pool.json      the plot is pool.svg
 
-1. Networks of processes, whose peer has one or three compute nodes with a quota of processor time each, run K-means
-   and SmallBank in turns. This needs cgroups: run it as root, or in a cgroup that is delegated to you.
-2. A primary with 0, 8 and 63 followers, all in one process, applies blocks. Each follower has cached the keys that the
-   blocks write, so it must forget them before the block shows. invalidation_us is the processor time of the
-   primary's thread for a block, less that without followers.
+1. Networks of processes, whose peer has one or three compute nodes with a quota of processor time each, run
+   K-means and SmallBank in turns. This needs cgroups: run it as root, or in a cgroup that is delegated to you.
+2. A primary with 0, 8 and 63 followers, all in one process, applies blocks. Each follower has cached the keys
+   that the blocks write, so it must forget them before the block shows. invalidation_us is the processor time of
+   the primary's thread for a block, less that without followers.
 docs/formats/bench.md explains the JSON."
     )]
     ComputePool(ComputePoolArguments),

@@ -54,6 +54,28 @@ pub struct ComputePoolArguments {
     pub common: FlexchainArguments,
 }
 
+/// `heddle bench contention`.
+#[derive(Args, Debug, Clone)]
+pub struct ContentionArguments {
+    /// Pairs of windows of each load, without the options and with them; medians count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub pairs: u64,
+    /// Duration of each window, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 6.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Transactions that are offered, a second
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    pub rate: u64,
+    /// Records, of 100 bytes each
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=1_000_000))]
+    pub records: u64,
+    /// Clients of SmallBank, each with one transaction in flight
+    #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub clients: u64,
+    #[command(flatten)]
+    pub common: FlexchainArguments,
+}
+
 /// `heddle bench flexchain-fig7`.
 #[derive(Args, Debug, Clone)]
 pub struct Fig7Arguments {

@@ -1,6 +1,7 @@
 //! One module for each family of benchmarks.
 
 mod compute_pool;
+mod contention;
 mod etcd;
 mod failover;
 mod figure;
