@@ -2,8 +2,8 @@
 //! has committed only when every other compute node has answered).
 //!
 //! 1. A primary and its followers run in this process, with real pooled memory, over links within the process. The protocol,
-//!    leases, caches and acknowledgements are those of the product. The primary has a thread of its own, as its
-//!    followers have.
+//!    leases, caches and acknowledgements are those of the product. The primary runs on one thread, its
+//!    followers on another.
 //! 2. Each follower reads all keys, so that it has cached what the blocks change.
 //! 3. The primary applies blocks, without followers, with 8, and with as many as a peer can have. The cost of a block's
 //!    invalidations is the processor time of the primary's thread for a block, less that without followers.

@@ -7,7 +7,7 @@
 //! 1. A peer hashes the rows of each block that it commits, with a key that it has drawn at random ([`WrittenRows`]), and
 //!    notes them in its own table once the block counts as committed.
 //! 2. If a gateway runs in another process, the notice of the block carries the hashes and the key. The gateway notes them in
-//!    a table of its own. When the key changes, because another compute node of the peer commits now, the table starts again.
+//!    its own table, which it empties when the key changes: another compute node of the peer commits now.
 //!
 //! Invariants:
 //! 1. The key is secret: it is known to the processes of one organisation only. So nobody can find a row with the same hash

@@ -117,8 +117,7 @@ pub struct PoolConfig {
     pub memory_nodes: usize,
     /// The number of compute nodes of each peer.
     pub compute_nodes: usize,
-    /// The quota of processor time of each compute node that is a process of its own, in percent of one processor; 0 is
-    /// none.
+    /// The quota of processor time of each compute-node process, in percent of one processor; 0 is none.
     pub compute_cpu_percent: u32,
     /// Whether the primary has followers verify signatures.
     #[serde(alias = "borrow")]

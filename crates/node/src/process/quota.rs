@@ -1,4 +1,4 @@
-//! The quota of processor time of a process, by a cgroup of its own.
+//! Puts a process into a cgroup that limits its processor time.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
