@@ -9,9 +9,12 @@ async fn updated(client: &GatewayClient, color: &str) -> EndorsedTransaction {
     client.endorse(&client.proposal(CHANNEL, "basic", "UpdateAsset", &update).sign()).await.expect("endorsements")
 }
 
-async fn commit(client: &GatewayClient, transaction: &EndorsedTransaction) {
-    client.submit(transaction).await.expect("it is ordered");
-    assert!(client.commit_status(CHANNEL, transaction.tx_id()).await.expect("a commit").is_valid());
+/// Submits through the first gateway and waits until the peer of each gateway has committed: both endorse what follows.
+async fn commit(clients: &[GatewayClient; 2], transaction: &EndorsedTransaction) {
+    clients[0].submit(transaction).await.expect("it is ordered");
+    for client in clients {
+        assert!(client.commit_status(CHANNEL, transaction.tx_id()).await.expect("a commit").is_valid());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -19,12 +22,13 @@ async fn submit_answers_a_transaction_that_can_never_be_valid_at_once() {
     let mut config = config(2);
     (config.ordering.early_abort, config.ordering.reorder) = (true, true);
     let network = TestNetwork::start(&config).await;
-    let client = network.client(0).await;
-    commit(&client, &endorsed(&client, "ann").await).await;
-    let (late, one) = (updated(&client, "red").await, updated(&client, "green").await);
-    commit(&client, &one).await;
+    let clients = [network.client(0).await, network.client(1).await];
+    let client = &clients[0];
+    commit(&clients, &endorsed(client, "ann").await).await;
+    let (late, one) = (updated(client, "red").await, updated(client, "green").await);
+    commit(&clients, &one).await;
     // The rows of a block are noted before the next block is committed.
-    commit(&client, &endorsed(&client, "bob").await).await;
+    commit(&clients, &endorsed(client, "bob").await).await;
 
     let aborted = client.submit(&late).await.expect_err("it can never be valid");
     assert_eq!(aborted.code, GrpcCode::Aborted);
@@ -35,6 +39,6 @@ async fn submit_answers_a_transaction_that_can_never_be_valid_at_once() {
     assert!(!detail.address.is_empty());
     // As in Fabric: its own write is the newer version.
     client.submit(&one).await.expect("it is ordered once more");
-    commit(&client, &updated(&client, "red").await).await;
+    commit(&clients, &updated(client, "red").await).await;
     network.stop().await;
 }
