@@ -323,7 +323,9 @@ impl PoolOwner {
     /// The node refuses, because there is a newer epoch.
     pub async fn fence(&mut self, epoch: u64) -> io::Result<()> {
         let holder = u64::from_le_bytes(random());
-        self.ask(0x02, &[epoch.to_le_bytes(), holder.to_le_bytes()].concat()).await.map(|_| ())
+        // The last word: what the owner left is not kept.
+        let body = [epoch.to_le_bytes(), holder.to_le_bytes(), [0; 8]].concat();
+        self.ask(0x02, &body).await.map(|_| ())
     }
 
     /// Asks for a section.
@@ -331,7 +333,8 @@ impl PoolOwner {
     /// # Errors
     /// The node refuses.
     pub async fn grant(&mut self, bytes: u64) -> io::Result<GrantedSection> {
-        let answer = self.ask(0x03, &bytes.to_le_bytes()).await?;
+        // The owner's own number of the section, which means nothing to the node.
+        let answer = self.ask(0x03, &[bytes, 1].map(u64::to_le_bytes).concat()).await?;
         let number = answer.get(8..16).ok_or(io::ErrorKind::InvalidData)?;
         let capability = answer.get(24..64).ok_or(io::ErrorKind::InvalidData)?;
         Ok(GrantedSection {
@@ -367,4 +370,4 @@ impl PoolOwner {
     }
 }
 
-const POOL_VERSION: u32 = 2;
+const POOL_VERSION: u32 = 3;
