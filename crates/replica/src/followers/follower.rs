@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -156,11 +156,18 @@ struct FollowerCore<F: ReplicaFactory> {
     contact: Mutex<PrimaryContact>,
     finder: Arc<dyn FindPrimary>,
     factory: F,
-    /// The replica that it serves from between one joining and the next.
-    joined: Mutex<Option<Arc<F::Replica>>>,
+    serving: Mutex<Serving<F::Replica>>,
     height: WatchSender<u64>,
     /// Whether the last session has ended.
     ended: WatchSender<bool>,
+}
+
+/// What a follower serves from.
+struct Serving<R> {
+    /// The replica, between one joining and the next.
+    replica: Option<Arc<R>>,
+    /// It has left: a session that is still joining must not begin to serve.
+    has_left: bool,
 }
 
 /// Why a session ended.
@@ -188,7 +195,7 @@ impl<F: ReplicaFactory> Follower<F> {
             contact: Mutex::new(PrimaryContact::None),
             finder,
             factory,
-            joined: Mutex::default(),
+            serving: Mutex::new(Serving { replica: None, has_left: false }),
             height: watch(0).0,
             ended: watch(false).0,
         });
@@ -236,6 +243,8 @@ impl<F: ReplicaFactory> Follower<F> {
     /// from the moment of the call. Returns when the primary has ended the link, or after a lease.
     pub async fn leave(&self) {
         if !mutant(Mutant::LeaveServing) {
+            // Before the primary hears of it, and with it stops waiting for this node.
+            self.inner.serving().has_left = true;
             self.inner.end();
         }
         let mut ended = self.inner.ended.subscribe();
@@ -251,7 +260,7 @@ impl<F: ReplicaFactory> Follower<F> {
 
     /// The replica to answer from; `None` while this node follows no primary.
     pub fn replica(&self) -> Option<Arc<F::Replica>> {
-        self.inner.joined.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.serving().replica.clone()
     }
 }
 
@@ -285,9 +294,13 @@ impl<F: ReplicaFactory> FollowerCore<F> {
         *self.contact.lock().unwrap_or_else(PoisonError::into_inner) = word;
     }
 
+    fn serving(&self) -> MutexGuard<'_, Serving<F::Replica>> {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Ends the current session: nothing of it counts any more.
     fn end(&self) {
-        let present = self.joined.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let present = self.serving().replica.take();
         if let Some(present) = present {
             present.joined().end();
             present.close();
@@ -398,8 +411,14 @@ impl<F: ReplicaFactory> FollowerSession<'_, F> {
                     self.leased = rt::now();
                 }
                 if !self.is_present {
+                    {
+                        let mut serving = self.inner.serving();
+                        if serving.has_left {
+                            return Ok(());
+                        }
+                        serving.replica = Some(Arc::clone(replica));
+                    }
                     self.is_present = true;
-                    *self.inner.joined.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(replica));
                     // There may have been no block since.
                     self.inner.height.send(replica.height());
                 }
