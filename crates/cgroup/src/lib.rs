@@ -25,5 +25,7 @@
 
 mod cpu;
 mod mounts;
+mod process_quota;
 
 pub use cpu::{CgroupError, CpuGroup, PERCENT_MIN, PERIOD};
+pub use process_quota::ProcessQuota;

@@ -62,6 +62,7 @@
 
 pub mod chaincode;
 pub mod client;
+pub mod disk_space;
 pub mod events;
 #[doc(hidden)]
 pub mod fuzz;

@@ -72,7 +72,6 @@ pub mod config;
 mod contracts;
 pub mod control;
 pub mod credentials;
-mod disk;
 mod endpoints;
 mod free_ports;
 pub mod joining;

@@ -47,7 +47,7 @@ pub(crate) fn register() {
     event::register(chain::events::EVENTS);
     event::register(contract::events::EVENTS);
     event::register(gateway::events::EVENTS);
-    event::register(crate::disk::EVENTS);
+    event::register(gateway::disk_space::EVENTS);
     event::register(crate::credentials::EVENTS);
     event::register(crate::services::EVENTS);
     event::register(base::rt::net::EVENTS);

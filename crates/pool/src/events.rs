@@ -29,6 +29,8 @@ base::events! {
     counter SectionsGrown("heddle_pool_space_sections_grown_total");
     /// Sections that address spaces adopted from an earlier epoch of their owner.
     counter SectionsAdopted("heddle_pool_space_sections_adopted_total");
+    /// Sections that address spaces moved to another donor.
+    counter SectionsMigrated("heddle_pool_space_sections_migrated_total");
     /// Sections that address spaces lost with their donors.
     counter SectionsLost("heddle_pool_space_sections_lost_total");
     /// Sections that donors held for an address space that did not know of them, and that were returned.

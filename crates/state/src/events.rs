@@ -69,7 +69,9 @@ base::events! {
     counter SectionsLeased("heddle_state_sections_leased_total");
     /// Sections abandoned because they were lost or a verb to them was ambiguous.
     counter SectionsGivenUp("heddle_state_sections_given_up_total");
-    /// Sections emptied and returned because the budget was lowered.
+    /// Sections moved to another memory node while they were in use.
+    counter SectionsMigrated("heddle_state_sections_migrated_total");
+    /// Sections emptied and returned because the budget was lowered, or their memory node was vacated.
     counter SectionsDrained("heddle_state_sections_drained_total");
     /// Parts of the index that were moved out of sections being emptied.
     counter SubtablesMoved("heddle_state_subtables_moved_total");

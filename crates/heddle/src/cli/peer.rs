@@ -79,11 +79,14 @@ pub struct PeerNodesArguments {
     pub json: bool,
 }
 
-/// Show how much remote memory a running peer uses, or change its budget
+/// Show how much remote memory a running peer uses, change its budget, or free a memory node
 ///
 /// The peer keeps running while memory is added or removed. A lower budget takes effect at once: the peer takes no more
 /// memory, evicts the records in excess sections to storage, and returns these sections one by one; this command waits
 /// for that. The new budget also applies at later starts, until pool.peer_bytes of the configuration is changed.
+///
+/// --vacate moves everything that the peer has on one memory node to its other ones, warm, while it serves; then that
+/// node can be stopped. What finds no room there is emptied to storage. It lasts until --use.
 ///
 /// It asks the peer's compute node through a socket in its folder, which only the user who runs it can open.
 #[derive(Args, Debug, Clone)]
@@ -94,6 +97,7 @@ Examples:
   heddle peer memory org1
   heddle peer memory org1 --set 512MiB
   heddle peer memory org2 --set 64MiB --no-wait
+  heddle peer memory org1 --vacate 127.0.0.1:7301
   heddle peer memory --node /srv/compute-org1     on the host of that process, after `heddle plan`"
 )]
 pub struct PeerMemoryArguments {
@@ -102,8 +106,14 @@ pub struct PeerMemoryArguments {
     /// The peer's new budget: bytes, or with KiB, MiB, GiB or TiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub set: Option<u64>,
-    /// Return when the budget is set, without waiting until excess sections are returned
-    #[arg(long, requires = "set")]
+    /// Move the peer's memory away from the memory node at this address, and take no more there
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "set")]
+    pub vacate: Option<String>,
+    /// Take memory from the memory node at this address again
+    #[arg(long = "use", value_name = "ADDRESS", conflicts_with_all = ["set", "vacate"])]
+    pub use_node: Option<String>,
+    /// Return at once, without waiting until sections are returned or moved
+    #[arg(long)]
     pub no_wait: bool,
     /// Print JSON
     #[arg(long)]

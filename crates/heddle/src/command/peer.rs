@@ -90,12 +90,15 @@ fn with_former_keys(mut reports: serde_json::Value) -> serde_json::Value {
 
 pub async fn memory(arguments: &PeerMemoryArguments) -> Result<(), CommandError> {
     let folder = folder(arguments).await?;
-    let request = match arguments.set {
-        None => ControlRequest::Memory {},
-        Some(bytes) => ControlRequest::SetMemory { bytes },
+    let set_node = |address: &String, vacated| ControlRequest::SetMemoryNode { address: address.clone(), vacated };
+    let request = match (&arguments.set, &arguments.vacate, &arguments.use_node) {
+        (Some(bytes), ..) => ControlRequest::SetMemory { bytes: *bytes },
+        (_, Some(address), _) => set_node(address, true),
+        (.., Some(address)) => set_node(address, false),
+        _ => ControlRequest::Memory {},
     };
     let mut report = request_memory(&folder, &request).await.map_err(failure)?;
-    if arguments.set.is_some() && !arguments.no_wait && !report.is_within_budget() {
+    if !arguments.no_wait && (arguments.set.is_some() || arguments.vacate.is_some()) && left(&report) > 0 {
         report = settled(arguments, folder, report).await?;
     }
     match arguments.json {
@@ -155,21 +158,25 @@ fn failure(error: ControlError) -> CommandError {
     }
 }
 
-/// Waits until the peer has returned everything above its budget.
+/// Sections above the budget, and those on memory nodes that are being vacated.
+fn left(report: &MemoryReport) -> u64 {
+    let excess = report.leased_bytes.saturating_sub(report.allowed_bytes).div_ceil(report.section_bytes.max(1));
+    excess.max(report.sections_to_vacate())
+}
+
+/// Waits until the peer has returned everything above its budget, and vacated what it is to vacate.
 async fn settled(
     arguments: &PeerMemoryArguments,
     mut folder: PathBuf,
     mut report: MemoryReport,
 ) -> Result<MemoryReport, CommandError> {
-    let sections = |bytes: u64| bytes / report.section_bytes.max(1);
-    let first = report.leased_bytes;
-    let excess = |report: &MemoryReport| report.leased_bytes.saturating_sub(report.allowed_bytes);
+    let first = left(&report);
     let style = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} sections, {elapsed}").expect("well formed");
-    let bar = ProgressBar::new(sections(excess(&report)))
+    let bar = ProgressBar::new(first)
         .with_style(style.progress_chars("=> "))
-        .with_message("returning memory");
+        .with_message(if arguments.vacate.is_some() { "moving memory" } else { "returning memory" });
     let mut answered = Instant::now();
-    while !report.is_within_budget() {
+    while left(&report) > 0 {
         tokio::time::sleep(POLL).await;
         match request_memory(&folder, &ControlRequest::Memory {}).await {
             Ok(newer) => (report, answered) = (newer, Instant::now()),
@@ -180,7 +187,7 @@ async fn settled(
             }
             Err(error) => return Err(failure(error)),
         }
-        bar.set_position(first.saturating_sub(report.leased_bytes) / report.section_bytes.max(1));
+        bar.set_position(first.saturating_sub(left(&report)));
     }
     bar.finish_and_clear();
     Ok(report)
@@ -239,10 +246,16 @@ fn text(report: &MemoryReport) -> String {
             (Some(problem), false) => format!("not connected: {problem}"),
             (None, false) => "not connected".to_owned(),
         };
-        line("memory node", format!("{}: {} sections; {state}", node.address, node.sections));
+        let vacated = match (node.vacated, node.sections) {
+            (false, _) => "",
+            (true, 0) => "; vacated",
+            (true, _) => "; being vacated",
+        };
+        line("memory node", format!("{}: {} sections; {state}{vacated}", node.address, node.sections));
     }
     line("evicted", format!("{} records, {}", report.evicted_records, shown(report.evicted_bytes)));
     line("drained", format!("{} sections", report.sections_drained));
+    line("moved", format!("{} sections", report.sections_migrated));
     for rate in &report.hits {
         let whose = if report.hits_of_process { ", all peers of the process" } else { "" };
         let value = match rate.percent() {

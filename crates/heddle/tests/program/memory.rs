@@ -81,6 +81,23 @@ async fn check(client: &Arc<GatewayClient>, channel: &str, round: usize) {
     }
 }
 
+/// Frees the first memory node under load, and uses it again.
+async fn vacates(dir: &Path, client: &Arc<GatewayClient>, channel: &str) {
+    let [first, second] = &memory(dir, &[]).nodes[..] else { panic!("there are two memory nodes") };
+    assert!(first.sections > 0 && second.sections > 0, "{first:?} {second:?}");
+    let (address, of) = (first.address.clone(), dir.to_owned());
+    let vacating = tokio::task::spawn_blocking(move || memory(&of, &["--vacate", &address]));
+    let ((), vacated) = tokio::join!(write(client, channel, 4), vacating);
+    let vacated = vacated.expect("no panic");
+    assert!(vacated.nodes[0].vacated && vacated.nodes[0].sections == 0, "{vacated:?}");
+    assert!(vacated.sections_migrated > 0, "{vacated:?}");
+    check(client, channel, 4).await;
+    refused(dir, &["org1", "--vacate", &second.address], 1, &["the last memory node", "use another one first"]);
+    refused(dir, &["org1", "--vacate", "nowhere:1"], 1, &["no memory node at nowhere:1", &first.address]);
+    let used = memory(dir, &["--use", &first.address]);
+    assert!(used.nodes.iter().all(|node| !node.vacated), "{used:?}");
+}
+
 async fn grows_and_shrinks(form: &[&str]) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
@@ -120,6 +137,8 @@ async fn grows_and_shrinks(form: &[&str]) {
         tokio::time::sleep(PAUSE).await;
     }
 
+    vacates(&dir, &client, &channel).await;
+
     refused(&dir, &["org1", "--set", "1000KiB"], 1, &["less than one section", "at least 1048576"]);
     refused(
         &dir,
@@ -151,7 +170,7 @@ async fn grows_and_shrinks(form: &[&str]) {
     let network = start(&dir, if form.is_empty() { &["--isolate"] } else { &[] });
     assert_eq!(memory(&dir, &[]).budget_bytes, 24 * MIB);
     let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
-    check(&Arc::new(client), &channel, 3).await;
+    check(&Arc::new(client), &channel, 4).await;
     network.down();
     let network = Network::start(&dir, &["--monolithic"]);
     refused(&dir, &["org1"], 1, &["is monolithic", "storage.cache_bytes"]);

@@ -1,9 +1,10 @@
-//! `budget.toml`: keeps the remote-memory budget that an operator set on a running peer for the peer's next start.
+//! `budget.toml`: keeps what an operator said about the memory of a running peer for the peer's next start.
 //!
 //! The file lies in the compute node's folder and holds two numbers: the budget in bytes, and the budget that the
-//! configuration had at that time. The file is in force while the configuration still has that value; a later change of
-//! the configuration overrides the file.
+//! configuration had at that time. They are in force while the configuration still has that value; a later change of
+//! the configuration overrides them. The file also holds the memory nodes that the peer has vacated.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use base::durable::{self, FileAccess};
@@ -17,24 +18,31 @@ pub const BUDGET_FILE: &str = "budget.toml";
 
 const HEAD: &str = "\
 # The remote-memory budget that `heddle peer memory` gave this peer, in bytes. It is in force until pool.peer_bytes of the
-# configuration differs from \"configured_bytes\", or until this file is removed.
+# configuration differs from \"configured_bytes\", or until this file is removed. The memory nodes that were vacated.
 ";
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+/// Addresses of memory nodes that a peer has vacated.
+pub type VacatedNodes = BTreeSet<String>;
+
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BudgetFile {
     bytes: u64,
     configured_bytes: u64,
+    #[serde(default)]
+    vacated: VacatedNodes,
 }
 
-/// The budget with which a peer starts.
+/// The budget with which a peer starts, and the memory nodes that it does not use.
 ///
 /// # Errors
 /// The file cannot be read or parsed; the error says what to do.
-pub fn load(folder: &Path, configured_bytes: u64, section_bytes: u64) -> Result<u64, NodeError> {
+pub fn load(folder: &Path, configured_bytes: u64, section_bytes: u64) -> Result<(u64, VacatedNodes), NodeError> {
     let path = folder.join(BUDGET_FILE);
     let text = match std::fs::read_to_string(&path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(configured_bytes),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Ok((configured_bytes, VacatedNodes::new()));
+        }
         read => read.map_err(NodeError::file("reading", &path))?,
     };
     let origin = path.display().to_string();
@@ -43,19 +51,19 @@ pub fn load(folder: &Path, configured_bytes: u64, section_bytes: u64) -> Result<
         NodeError::Config(ConfigError::Syntax { origin: origin.clone(), message })
     })?;
     if budget.configured_bytes != configured_bytes {
-        return Ok(configured_bytes);
+        return Ok((configured_bytes, budget.vacated));
     }
     pool::check_budget("bytes", budget.bytes, section_bytes)
         .map_err(|(key, problem)| NodeError::Config(ConfigError::Value { origin, key, problem }))?;
-    Ok(budget.bytes)
+    Ok((budget.bytes, budget.vacated))
 }
 
-/// Stores a budget. Durable on return.
+/// Stores both. Durable on return.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn store(folder: &Path, bytes: u64, configured_bytes: u64) -> std::io::Result<()> {
-    let budget = BudgetFile { bytes, configured_bytes };
-    let text = HEAD.to_owned() + &toml::to_string(&budget).expect("two numbers have a TOML form");
+pub fn store(folder: &Path, bytes: u64, configured_bytes: u64, vacated: VacatedNodes) -> std::io::Result<()> {
+    let budget = BudgetFile { bytes, configured_bytes, vacated };
+    let text = HEAD.to_owned() + &toml::to_string(&budget).expect("it has a TOML form");
     durable::write(&folder.join(BUDGET_FILE), text.as_bytes(), FileAccess::Everybody)
 }

@@ -9,7 +9,7 @@
 //!    Then the connection ends.
 //! 3. A new budget is first written durably to [`budget::BUDGET_FILE`] in the same folder, and then takes effect. If
 //!    it is lower than before, the peer returns excess sections in the background. A caller can poll the report until
-//!    that is done.
+//!    that is done. So it is with the memory nodes that a peer is to vacate.
 //!
 //! Bounds: a request has at most [`REQUEST_BYTES_MAX`] bytes and takes at most `REQUEST_TIMEOUT`; a reply has at most
 //! `RESPONSE_BYTES_MAX` bytes; at most `CONNECTIONS_MAX` connections are open at a time.

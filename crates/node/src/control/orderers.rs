@@ -70,7 +70,10 @@ impl OrdererControl {
                 }
                 raft.transfer_leadership(&RaftTimeouts::of_busy_machines());
             }
-            ControlRequest::Memory {} | ControlRequest::Node {} | ControlRequest::SetMemory { .. } => {
+            ControlRequest::Memory {}
+            | ControlRequest::Node {}
+            | ControlRequest::SetMemory { .. }
+            | ControlRequest::SetMemoryNode { .. } => {
                 return Err(Error::Invalid("this is an orderer; ask a compute node for that".to_owned()));
             }
         }

@@ -33,6 +33,13 @@ pub enum ControlRequest {
         /// The budget in bytes.
         bytes: u64,
     },
+    /// Have the peer vacate a memory node, or use it again.
+    SetMemoryNode {
+        /// The memory node's address.
+        address: String,
+        /// Whether the peer is to take no memory from it, and to move away what it has there.
+        vacated: bool,
+    },
     /// Report the members of an orderer's group.
     Orderers {},
     /// Take one step towards making an orderer a voting member.

@@ -29,8 +29,11 @@ pub struct MemoryReport {
     pub evicted_records: u64,
     /// The bytes of those records.
     pub evicted_bytes: u64,
-    /// Sections returned since then because the budget was lowered.
+    /// Sections emptied and returned since then, because the budget was lowered or a memory node was vacated.
     pub sections_drained: u64,
+    /// Sections moved to another memory node since then.
+    #[serde(default)]
+    pub sections_migrated: u64,
     /// The hit rate of each cache.
     pub hits: Vec<HitRate>,
     /// Whether the hit rates cover several peers: all that run in the process.
@@ -93,6 +96,9 @@ pub struct DonorMemoryReport {
     /// Why it is not connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// Whether the peer takes no more memory from it, and moves away what it has there.
+    #[serde(default)]
+    pub vacated: bool,
 }
 
 /// The hit rate of one cache.
@@ -119,5 +125,10 @@ impl MemoryReport {
     /// Whether the peer has returned everything above the budget.
     pub fn is_within_budget(&self) -> bool {
         self.leased_bytes <= self.allowed_bytes
+    }
+
+    /// Sections on memory nodes that are being vacated.
+    pub fn sections_to_vacate(&self) -> u64 {
+        self.nodes.iter().filter(|node| node.vacated).map(|node| node.sections).sum()
     }
 }

@@ -38,6 +38,7 @@ impl ControlHandler for ComputeInstance {
         match request {
             ControlRequest::Memory {} => memory(self.memory_report().await),
             ControlRequest::SetMemory { bytes } => memory(self.set_memory(bytes).await),
+            ControlRequest::SetMemoryNode { address, vacated } => memory(self.set_memory_node(&address, vacated).await),
             ControlRequest::Node {} => ControlResponse::Node(self.report()),
             _ => rejected("this is a compute node; ask an orderer for that".to_owned()),
         }

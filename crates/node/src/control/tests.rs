@@ -5,6 +5,7 @@ use base::rt::CancellationToken;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
 
+use super::budget::VacatedNodes;
 use super::*;
 use crate::control::protocol::socket_path;
 
@@ -16,10 +17,11 @@ fn temporary() -> tempfile::TempDir {
 fn a_budget_is_kept_until_the_configuration_says_something_else() {
     let folder = temporary();
     let load = |configured| budget::load(folder.path(), configured, 1 << 20);
-    assert_eq!(load(64 << 20).expect("nothing was set"), 64 << 20);
-    budget::store(folder.path(), 16 << 20, 64 << 20).expect("it can be written");
-    assert_eq!(load(64 << 20).expect("it is there"), 16 << 20);
-    assert_eq!(load(32 << 20).expect("the newer word counts"), 32 << 20);
+    let (none, vacated) = (VacatedNodes::new(), VacatedNodes::from(["tcp:10.0.0.1:7301".to_owned()]));
+    assert_eq!(load(64 << 20).expect("nothing was set"), (64 << 20, none));
+    budget::store(folder.path(), 16 << 20, 64 << 20, vacated.clone()).expect("it can be written");
+    assert_eq!(load(64 << 20).expect("it is there"), (16 << 20, vacated.clone()));
+    assert_eq!(load(32 << 20).expect("the newer word counts"), (32 << 20, vacated));
     let smaller = budget::load(folder.path(), 64 << 20, 32 << 20).expect_err("less than a section");
     assert!(smaller.to_string().contains("less than one section"), "{smaller}");
     std::fs::write(folder.path().join(budget::BUDGET_FILE), "bytes = many\n").expect("it can be written");

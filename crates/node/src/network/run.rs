@@ -49,7 +49,7 @@ use crate::roles::orderer::{self, OrdererInstance};
 use crate::roles::pooled_memory::{PeerNodes, RemoteBackends};
 use crate::roles::storage::{self, StorageInstance};
 use crate::services::{Services, WatchedProvider};
-use crate::{contracts, control, credentials, disk, metrics, policy_record, ports, profile};
+use crate::{contracts, control, credentials, metrics, policy_record, ports, profile};
 
 pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError> {
     let config = network.config.clone();
@@ -106,8 +106,8 @@ pub(super) async fn start(network: Network) -> Result<RunningNetwork, NodeError>
 
     let intake = TransactionIntake::default();
     let free_bytes_min = config.storage.free_bytes_min;
-    disk::look(&network.path, free_bytes_min, &intake);
-    let watching = disk::watch(network.path.clone(), free_bytes_min, intake.clone(), stop.clone());
+    gateway::disk_space::look(&network.path, free_bytes_min, &intake);
+    let watching = gateway::disk_space::watch(network.path.clone(), free_bytes_min, intake.clone(), stop.clone());
     tasks.push(services.watch("the look-out for room on the disk", watching));
     let orderer_address = ports::local(&orderer_listener);
     let ordering_node = OrdererEndpoint {

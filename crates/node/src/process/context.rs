@@ -43,7 +43,7 @@ use crate::roles::orderer::{self, IntakeGuardedOrderer, OrdererInstance};
 use crate::roles::pooled_memory::{PeerNodes, RemoteBackends};
 use crate::roles::storage::{self as storage_role, StorageInstance};
 use crate::services::Services;
-use crate::{contracts, control, disk, metrics, policy_record, ports};
+use crate::{contracts, control, metrics, policy_record, ports};
 
 /// How often gateways and compute nodes check whether the orderers in their files have changed.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -559,8 +559,9 @@ impl RoleContext<'_> {
 
     /// Watches the free space of a disk until the stop.
     fn watch(&self, directory: &Path, free_bytes_min: u64, intake: &TransactionIntake) -> JoinHandle<()> {
-        disk::look(directory, free_bytes_min, intake);
-        let watching = disk::watch(directory.to_path_buf(), free_bytes_min, intake.clone(), self.stop.clone());
+        gateway::disk_space::look(directory, free_bytes_min, intake);
+        let watching =
+            gateway::disk_space::watch(directory.to_path_buf(), free_bytes_min, intake.clone(), self.stop.clone());
         self.services.watch("the look-out for room on the disk", watching)
     }
 }

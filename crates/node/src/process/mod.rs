@@ -14,7 +14,6 @@ mod context;
 mod end;
 pub mod file;
 mod links;
-mod quota;
 mod ready;
 mod running;
 mod sections;

@@ -1,8 +1,10 @@
 //! A process and its role.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use base::rt::CancellationToken;
+use cgroup::ProcessQuota;
 use identity::issue::TlsIdentity;
 use tokio::task::JoinHandle;
 
@@ -11,7 +13,6 @@ use crate::process::context::{RoleContext, RoleParts};
 use crate::process::end::ProcessEnd;
 use crate::process::file::{NodeFile, ProcessRole};
 use crate::process::links::{self};
-use crate::process::quota::ProcessQuota;
 use crate::process::ready::Ready;
 use crate::services::Services;
 #[cfg(debug_assertions)]
@@ -46,7 +47,11 @@ impl Process {
         let folder = std::path::absolute(path).map_err(NodeError::file("finding", path))?;
         let folder = folder.parent().map(Path::to_path_buf).unwrap_or_default();
         // Before the role measures how busy it is.
-        let quota = ProcessQuota::enter(&file, &folder)?;
+        let percent = file.compute.as_ref().map_or(0, |compute| compute.cpu_percent);
+        // Named after the process and its folder, so that the next start takes what a killed process left behind.
+        let inode = std::fs::metadata(&folder).map_err(NodeError::file("reading", &folder))?.ino();
+        let quota = (percent > 0).then(|| ProcessQuota::enter(&format!("heddle-{}-{inode:x}", file.name), percent));
+        let quota = quota.transpose().map_err(NodeError::Quota)?;
         file.crypto.use_in_process().map_err(NodeError::Crypto)?;
         let listener = ports::bind(file.metrics, "metrics").await?;
         let metrics_address = ports::local(&listener);

@@ -28,7 +28,7 @@ use chain::{Channel, LocalStores, Peer, PeerSetup};
 use contract::ContractRegistry;
 use identity::Signer;
 use ledger::{Block, ChannelConfig};
-use pool::{AddressSpace, VerbCounts};
+use pool::VerbCounts;
 use private_data::MemberPeers;
 use proto::discovery::Peer as Description;
 use proto::protos::{ProposalResponse, Response};
@@ -37,14 +37,13 @@ use replica::load::ReportedNode;
 use replica::offload::OffloadConfig;
 use replica::{ComputeRole, FAILOVER_TIMEOUTS};
 use rules::definitions::ContractDefinitions;
-use state::{Disaggregated, StateUsage};
 use storage::node::RemoteStoreConfig;
 use storage::tables::TablesEngine;
 use storage::{DataDirectory, GroupSync, WatermarkFile};
 
 use super::pooled_memory::{PeerNodes, PooledMemory, PooledStates, RemoteBackends};
 use crate::config::HeddleConfig;
-use crate::control::{ComputeReport, DonorMemoryReport, FailoverSampleReport, HitRate, MemoryReport, budget};
+use crate::control::{ComputeReport, FailoverSampleReport};
 use crate::metrics;
 use crate::network::NodeError;
 use crate::process::ProcessEnd;
@@ -55,8 +54,6 @@ const STORAGE_BACKOFF_MIN: Duration = Duration::from_millis(50);
 const STORAGE_BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// How often a compute node that still waits for its role is polled.
 const READY_PERIOD: Duration = Duration::from_millis(5);
-/// Why a follower has no memory report.
-const FOLLOWER_HINT: &str = "a follower: the peer's primary, another compute node, owns its memory";
 
 /// What a compute node needs in either form.
 pub(crate) struct ComputeConfig<'a> {
@@ -87,15 +84,15 @@ pub(crate) struct LocalBackends {
 
 /// A running peer, or one of its compute nodes.
 pub(crate) struct ComputeInstance {
-    name: String,
-    node: NodeMode,
-    memory: Option<Arc<PooledMemory>>,
+    pub(super) name: String,
+    pub(super) node: NodeMode,
+    pub(super) memory: Option<Arc<PooledMemory>>,
     /// Serialises changes of the budget, so that the value stored last is the one in force.
-    budget_lock: rt::sync::Mutex<()>,
+    pub(super) budget_lock: rt::sync::Mutex<()>,
     _data: Option<DataDirectory>,
 }
 
-enum NodeMode {
+pub(super) enum NodeMode {
     /// The only compute node of its peer.
     SingleNode { peer: Arc<Peer>, channel: Arc<Channel> },
     /// One of several compute nodes.
@@ -127,19 +124,6 @@ pub(crate) fn local_state(storage: &crate::config::StateStorageConfig) -> state:
         delta_bytes_max: storage.delta_bytes,
         ..state::MonolithicConfig::default()
     }
-}
-
-/// The hit rates of this process's caches.
-fn hits() -> Vec<HitRate> {
-    use state::events::{DataCacheHits, DataCacheMisses, MetadataCacheHits, MetadataCacheMisses, StorageReads};
-    let (found, looked) = (MetadataCacheHits.value(), MetadataCacheMisses.value());
-    let rate = |place: &str, hits, misses| HitRate { place: place.to_owned(), hits, misses };
-    vec![
-        rate("metadata cache", found, looked),
-        rate("data cache", DataCacheHits.value(), DataCacheMisses.value()),
-        // A key whose version is cached, or that is found in remote memory, needs no read of the storage node.
-        rate("all memory", (found + looked).saturating_sub(StorageReads.value()), StorageReads.value()),
-    ]
 }
 
 impl ComputeInstance {
@@ -268,97 +252,6 @@ impl ComputeInstance {
         Some(self.memory.as_ref()?.space()?.verbs())
     }
 
-    /// How this node uses its remote memory.
-    ///
-    /// # Errors
-    /// Why the report is not available, and what to do.
-    pub(crate) async fn memory_report(&self) -> Result<MemoryReport, String> {
-        let memory = self.pooled()?;
-        let (space, state) = self.opened()?;
-        let StateUsage { allowed, leased, free, live, quarantined, evicted_records, evicted_bytes, sections_drained } =
-            state.usage().await;
-        let sections = space.sections();
-        let nodes = space.donors().into_iter().map(|donor| {
-            let own = sections.iter().filter(|section| space.donor_of(section.id) == Some(donor.address.as_str()));
-            DonorMemoryReport {
-                sections: own.count() as u64,
-                address: donor.address,
-                connected: donor.connected,
-                budget_bytes: donor.budget_bytes,
-                free_bytes: donor.free_bytes,
-                problem: donor.problem,
-            }
-        });
-        Ok(MemoryReport {
-            name: self.name.clone(),
-            budget_bytes: space.budget_bytes(),
-            configured_bytes: memory.remote.budget_bytes,
-            section_bytes: space.section_bytes(),
-            allowed_bytes: allowed,
-            leased_bytes: leased,
-            used_bytes: live,
-            waiting_bytes: quarantined,
-            free_bytes: free,
-            nodes: nodes.collect(),
-            evicted_records,
-            evicted_bytes,
-            sections_drained,
-            hits: hits(),
-            hits_of_process: memory.remote.shares_process,
-        })
-    }
-
-    /// Sets another budget of remote memory, for now and for later starts.
-    ///
-    /// # Errors
-    /// Why the budget cannot be set, and what to do; nothing has changed then.
-    pub(crate) async fn set_memory(&self, bytes: u64) -> Result<MemoryReport, String> {
-        let memory = self.pooled()?;
-        let _one_at_a_time = self.budget_lock.lock().await;
-        let (space, state) = self.opened()?;
-        let section = space.section_bytes();
-        if bytes < section {
-            return Err(state::Error::BudgetTooSmall { bytes, section_bytes: section }.to_string());
-        }
-        let donors = space.donors();
-        let there: u64 = donors.iter().map(|donor| donor.budget_bytes).sum();
-        if bytes > space.budget_bytes() && bytes > there {
-            let missed: Vec<&str> =
-                donors.iter().filter(|donor| !donor.connected).map(|donor| donor.address.as_str()).collect();
-            let missed = match missed.is_empty() {
-                true => String::new(),
-                false => format!(" (without {}, which cannot be reached)", missed.join(", ")),
-            };
-            return Err(format!(
-                "a budget of {bytes} bytes is more than the memory nodes have, {there} bytes{missed}; start more memory \
-                 nodes, raise their pool.memory_bytes, or set a lower budget"
-            ));
-        }
-        let folder = memory.remote.folder.clone();
-        let configured = memory.remote.budget_bytes;
-        let stored = rt::blocking({
-            let folder = folder.clone();
-            move || budget::store(&folder, bytes, configured)
-        });
-        stored.await.map_err(|error| {
-            let (file, advice) = (folder.join(budget::BUDGET_FILE), storage::advice(&error));
-            let what = "the budget stays as it was, because the new one cannot be stored for the next start";
-            format!("{what}: {}: {error}{advice}", file.display())
-        })?;
-        state.set_budget(bytes).map_err(|error| error.to_string())?;
-        self.memory_report().await
-    }
-
-    fn pooled(&self) -> Result<&Arc<PooledMemory>, String> {
-        self.memory.as_ref().ok_or_else(|| {
-            let name = &self.name;
-            format!(
-                "{name} is monolithic and has no remote memory; storage.cache_bytes of the configuration sizes its cache; \
-                 it is read at each start"
-            )
-        })
-    }
-
     /// Notes for health: the memory nodes that do not answer, which the peer replaces by storage and other memory; and
     /// the compute nodes of the peer that returned false verdicts.
     pub(crate) fn notes(&self) -> impl Fn() -> Vec<String> + Send + Sync + 'static {
@@ -382,21 +275,6 @@ impl ComputeInstance {
             });
             liars.chain(missed).collect()
         }
-    }
-
-    /// The memory and the state in it, while this node commits.
-    fn opened(&self) -> Result<(AddressSpace, Arc<Disaggregated>), String> {
-        let memory = self.pooled()?;
-        let state = match &self.node {
-            NodeMode::SingleNode { .. } => memory.state(),
-            NodeMode::PeerNodes(node) => match (node.role(), node.primary()) {
-                (_, Some(primary)) => Some(primary.state),
-                (ComputeRole::Follower, None) => return Err(format!("{} is {FOLLOWER_HINT}; ask that one", self.name)),
-                (_, None) => None,
-            },
-        };
-        let opened = memory.space().and_then(|space| Some((space, state?)));
-        opened.ok_or_else(|| "the peer is not open yet, or is stopping; try again".to_owned())
     }
 
     /// The node's role in its peer.

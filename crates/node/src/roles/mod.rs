@@ -15,6 +15,7 @@ mod ending;
 pub(crate) mod gateway;
 pub(crate) mod log_memory;
 pub(crate) mod memory;
+mod operator_memory;
 pub(crate) mod orderer;
 pub(crate) mod pooled_memory;
 pub(crate) mod storage;

@@ -95,10 +95,13 @@ fn failed(cause: String, kind: ErrorKind) -> chain::Error {
 impl PeerMemory for PooledMemory {
     async fn open(&self, epoch: Epoch) -> Result<Arc<dyn state::disaggregated::memory::Memory>, chain::Error> {
         let RemoteBackends { owner, provider, donors, section_bytes, budget_bytes, folder, .. } = self.remote.clone();
-        let budget_bytes = budget::load(&folder, budget_bytes, section_bytes)
+        let (budget_bytes, vacated) = budget::load(&folder, budget_bytes, section_bytes)
             .map_err(|error| failed(error.to_string(), error.kind()))?;
         let options = AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes };
         let space = AddressSpace::adopt(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
+        for address in vacated {
+            space.set_vacated(&address, true);
+        }
         *self.lock() = Some(space.clone());
         Ok(Arc::new(space))
     }

@@ -35,6 +35,8 @@ pub struct DonorStatus {
     pub answers: bool,
     /// Why it is not connected, or that it does not answer.
     pub problem: Option<String>,
+    /// Whether it is being vacated: no more sections are requested from it.
+    pub vacated: bool,
 }
 
 /// One owner's memory. Clones share it. When the last clone is dropped, its connections end; its sections stay with the
@@ -99,6 +101,7 @@ impl AddressSpace {
             donor,
             link: Mutex::default(),
             problem: Mutex::default(),
+            vacated: AtomicBool::new(false),
         });
         let shared = Arc::new(SpaceCore {
             table: SectionTable::new(section_bytes),
@@ -119,6 +122,7 @@ impl AddressSpace {
             stop: CancellationToken::new(),
             adopted: Mutex::default(),
             adopts: adopt,
+            copied: Mutex::default(),
         });
         // From here on, dropping the future ends the tasks too.
         let space = AddressSpace { _alive: Arc::new(CancelOnDrop(shared.stop.clone())), shared: Arc::clone(&shared) };
@@ -158,9 +162,9 @@ impl AddressSpace {
         lock(&self.shared.live).iter().filter_map(|id| self.shared.table.section(*id)).collect()
     }
 
-    /// The donor that granted a section, live or not; `None` if there never was such a section.
+    /// The donor that has a section, or had it when it ended; `None` if there never was such a section.
     pub fn donor_of(&self, id: SectionId) -> Option<&str> {
-        self.shared.table.get(id).map(|entry| entry.link.address.as_str())
+        self.shared.table.locate(id).map(|location| location.link.address.as_str())
     }
 
     /// The adopted sections that are live. Later calls return none: what their bytes mean is decided once.
@@ -170,7 +174,7 @@ impl AddressSpace {
         adopted.into_iter().filter(|id| live.contains(id)).filter_map(|id| self.shared.table.section(id)).collect()
     }
 
-    /// Which of the options' donors granted a section, live or not, by its position there.
+    /// Which of the options' donors has a section, by its position there.
     pub fn donor_place(&self, id: SectionId) -> Option<usize> {
         let address = self.donor_of(id)?;
         self.shared.donors.iter().position(|place| place.donor.address == address)
@@ -179,7 +183,7 @@ impl AddressSpace {
     /// Whether the donor of a section has confirmed the return of every section that was released or not adopted. Until
     /// then the owner's next epoch might adopt such a section.
     pub fn is_settled(&self, id: SectionId) -> bool {
-        self.shared.table.get(id).is_some_and(|entry| entry.link.is_settled())
+        self.shared.table.locate(id).is_some_and(|location| location.link.is_settled())
     }
 
     /// The number that the next section will have at least.
@@ -215,11 +219,34 @@ impl AddressSpace {
                     Some(link) if !link.is_answering() => Some("it answers nothing, though it is connected".to_owned()),
                     _ => lock(&place.problem).clone(),
                 },
+                vacated: place.is_vacated(),
                 answers: link.as_ref().is_some_and(|link| link.is_answering()),
                 budget_bytes: link.map_or(0, |link| link.budget_bytes()),
             }
         };
         self.shared.donors.iter().map(status).collect()
+    }
+
+    /// Requests no more sections from a donor, or does so again. The sections that it has stay until they
+    /// [migrate](AddressSpace::migrate) or are released. False if the space has no donor at this address.
+    pub fn set_vacated(&self, address: &str, vacated: bool) -> bool {
+        let donor = self.shared.donors.iter().find(|place| place.donor.address == address);
+        if let Some(donor) = donor {
+            donor.vacated.store(vacated, Ordering::Release);
+        }
+        donor.is_some()
+    }
+
+    /// A live section at a donor that is being vacated, if there is one.
+    pub fn section_to_vacate(&self) -> Option<Section> {
+        let vacated: BTreeSet<&str> = {
+            let donors = self.shared.donors.iter().filter(|place| place.is_vacated());
+            donors.map(|place| place.donor.address.as_str()).collect()
+        };
+        if vacated.is_empty() {
+            return None;
+        }
+        self.sections().into_iter().find(|section| self.donor_of(section.id).is_some_and(|at| vacated.contains(at)))
     }
 
     /// Asks every donor without a recent answer how much memory is free, so that [`AddressSpace::donors`] shows a donor
@@ -270,9 +297,9 @@ impl AddressSpace {
     /// the space in its current state.
     pub async fn close(&self) {
         for section in self.sections() {
-            let entry = self.shared.table.get(section.id);
+            let location = self.shared.table.locate(section.id);
             // The sections of a silent donor are reclaimed under the owner's next epoch.
-            if entry.is_some_and(|entry| entry.link.is_answering())
+            if location.is_some_and(|location| location.link.is_answering())
                 && let Err(error) = self.release(section.id).await
             {
                 tracing::debug!(%error, "a section was not returned at the end of its address space");

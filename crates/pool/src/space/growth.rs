@@ -15,7 +15,7 @@ use crate::space::link::{DonorLink, RequestTurn};
 use crate::space::read_grant::ReadGrant;
 use crate::space::section::{Section, SectionId};
 use crate::space::space_core::SpaceCore;
-use crate::space::table::SectionState;
+use crate::space::table::{SectionLocation, SectionState};
 
 /// Sections.
 impl AddressSpace {
@@ -32,17 +32,7 @@ impl AddressSpace {
         let start = rt::now();
         shared.check_open()?;
         let reserved = BudgetReservation::new(shared)?;
-        let mut links = shared.links();
-        if links.len() > 1 {
-            for link in links.iter().filter(|link| link.is_answering() && link.free_age() > CAPACITY_AGE_MAX) {
-                if let Ok(mut turn) = link.turn(CAPACITY_TIMEOUT).await {
-                    // The answer's report of free memory is noted when it arrives; a donor without an answer is tried
-                    // last.
-                    let _ = turn.ask(Request::Capacity, CAPACITY_TIMEOUT).await;
-                }
-            }
-        }
-        links.sort_by_key(|link| (!link.is_answering(), Reverse(link.free_bytes())));
+        let links = shared.links_by_free_memory().await;
         let mut full = Vec::new();
         let mut silent = Vec::new();
         for link in links {
@@ -79,24 +69,9 @@ impl AddressSpace {
         if !entry.end(SectionState::Released) {
             return Err(Error::UnknownSection(id.0));
         }
-        let link = &entry.link;
-        let unswept = SweepOnDrop(Some(link));
-        link.note_returning(entry.section);
-        link.remove(entry.section);
+        let SectionLocation { link, section, .. } = shared.table.location(entry);
         shared.forget(&[id]);
-        let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
-        match turn.ask(Request::Release { section: entry.section }, RESPONSE_TIMEOUT).await? {
-            // A sweep may have released it first.
-            Response::Released { .. } | Response::Rejected { rejection: Rejection::UnknownSection, .. } => {
-                link.note_returned(entry.section);
-                unswept.keep();
-                Ok(())
-            }
-            Response::Rejected { rejection: Rejection::Unconfirmed, .. } => {
-                Err(Error::Unconfirmed(link.address.clone()))
-            }
-            reply => Err(shared.unexpected(link, &reply)),
-        }
+        shared.return_section(link, *section).await
     }
 
     /// Gets a read grant of a section for a follower, another compute node of this owner, which
@@ -107,15 +82,7 @@ impl AddressSpace {
     pub async fn grant_read(&self, id: SectionId, follower: u64) -> Result<ReadGrant, Error> {
         let shared = &self.shared;
         let entry = shared.table.get(id).filter(|entry| entry.is_live()).ok_or(Error::UnknownSection(id.0))?;
-        let mut turn = entry.link.turn(RESPONSE_TIMEOUT).await?;
-        match turn.ask(Request::GrantRead { section: entry.section, follower }, RESPONSE_TIMEOUT).await? {
-            Response::ReadGranted { section, capability, .. } if section == entry.section => {
-                let section = shared.table.section(id).ok_or(Error::UnknownSection(id.0))?;
-                Ok(ReadGrant { section, donor: entry.link.address.clone(), capability })
-            }
-            Response::Rejected { rejection: Rejection::UnknownSection, .. } => Err(Error::UnknownSection(id.0)),
-            reply => Err(shared.unexpected(&entry.link, &reply)),
-        }
+        shared.grant_read(id, shared.table.location(entry), follower).await
     }
 
     /// Revokes all capabilities of a follower at the donors that are connected: on return no verb of the follower ever
@@ -144,6 +111,66 @@ impl AddressSpace {
 }
 
 impl SpaceCore {
+    /// The donors that may grant sections, in the order in which they are asked: the one with the most free memory first,
+    /// those that do not answer last.
+    pub(super) async fn links_by_free_memory(&self) -> Vec<Arc<DonorLink>> {
+        let mut links: Vec<Arc<DonorLink>> = self
+            .donors
+            .iter()
+            .filter(|donor| !donor.is_vacated())
+            .filter_map(|donor| lock(&donor.link).clone())
+            .collect();
+        if links.len() > 1 {
+            for link in links.iter().filter(|link| link.is_answering() && link.free_age() > CAPACITY_AGE_MAX) {
+                if let Ok(mut turn) = link.turn(CAPACITY_TIMEOUT).await {
+                    // The answer's report of free memory is noted when it arrives.
+                    let _ = turn.ask(Request::Capacity, CAPACITY_TIMEOUT).await;
+                }
+            }
+        }
+        links.sort_by_key(|link| (!link.is_answering(), Reverse(link.free_bytes())));
+        links
+    }
+
+    /// Gets a read grant of a section at a location.
+    pub(super) async fn grant_read(
+        &self,
+        id: SectionId,
+        location: &SectionLocation,
+        follower: u64,
+    ) -> Result<ReadGrant, Error> {
+        let SectionLocation { link, section: at_donor, .. } = location;
+        let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
+        match turn.ask(Request::GrantRead { section: *at_donor, follower }, RESPONSE_TIMEOUT).await? {
+            Response::ReadGranted { section, capability, .. } if section == *at_donor => {
+                let section = self.table.section(id).ok_or(Error::UnknownSection(id.0))?;
+                Ok(ReadGrant { section, donor: link.address.clone(), capability })
+            }
+            Response::Rejected { rejection: Rejection::UnknownSection, .. } => Err(Error::UnknownSection(id.0)),
+            reply => Err(self.unexpected(link, &reply)),
+        }
+    }
+
+    /// Returns to a donor what no entry leads to any more. When the future is dropped, it is returned in the background.
+    pub(super) async fn return_section(&self, link: &DonorLink, section: DonorSection) -> Result<(), Error> {
+        let unswept = SweepOnDrop(Some(link));
+        link.note_returning(section);
+        link.remove(section);
+        let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
+        match turn.ask(Request::Release { section }, RESPONSE_TIMEOUT).await? {
+            // A sweep may have released it first.
+            Response::Released { .. } | Response::Rejected { rejection: Rejection::UnknownSection, .. } => {
+                link.note_returned(section);
+                unswept.keep();
+                Ok(())
+            }
+            Response::Rejected { rejection: Rejection::Unconfirmed, .. } => {
+                Err(Error::Unconfirmed(link.address.clone()))
+            }
+            reply => Err(self.unexpected(link, &reply)),
+        }
+    }
+
     /// Adopts a section that the donor lists, and enters it under the number that it had. False if it cannot be adopted:
     /// then it is to be returned.
     pub(super) async fn adopt_from(
@@ -152,10 +179,11 @@ impl SpaceCore {
         turn: &mut RequestTurn<'_>,
         section: DonorSection,
     ) -> Result<bool, Error> {
-        let Ok(reserved) = BudgetReservation::new(self) else { return Ok(false) };
         match turn.ask(Request::Adopt { section }, RESPONSE_TIMEOUT).await? {
             Response::Adopted { section: given, bytes, number, capability, .. } if given == section => {
                 let Some(position) = self.table.adopted_position(number) else { return Ok(false) };
+                // Only now: no section may get the number again, since adopted memory may lead to it.
+                let Ok(reserved) = BudgetReservation::new(self) else { return Ok(false) };
                 let adopted = self.enter(link, turn, position, section, bytes, capability)?;
                 reserved.disarm();
                 lock(&self.adopted).push(adopted.id);

@@ -53,7 +53,8 @@ pub(crate) struct DonorLink {
 #[derive(Default)]
 struct LiveSections {
     over: bool,
-    live: BTreeMap<DonorSection, SectionId>,
+    /// Each with its number in the space; `None` for a copy to which no entry of the table leads.
+    live: BTreeMap<DonorSection, Option<SectionId>>,
 }
 
 /// The right to send a request.
@@ -208,10 +209,31 @@ impl DonorLink {
         if sections.over {
             return false;
         }
-        let before = sections.live.insert(section, id);
+        let before = sections.live.insert(section, Some(id));
         assert!(before.is_none(), "the caller has looked");
         insert();
         true
+    }
+
+    /// Adds a copy of a section that is live elsewhere; as [`DonorLink::add`].
+    pub(crate) fn add_copy(&self, section: DonorSection) -> bool {
+        let mut sections = lock(&self.sections);
+        if !sections.over {
+            sections.live.insert(section, None);
+        }
+        !sections.over
+    }
+
+    /// Changes whether an entry of the table leads to a section. False if the link has ended, or no longer has it.
+    pub(crate) fn set_entry(&self, section: DonorSection, before: Option<SectionId>, after: Option<SectionId>) -> bool {
+        let mut sections = lock(&self.sections);
+        match sections.live.get_mut(&section) {
+            Some(entry) if *entry == before => {
+                *entry = after;
+                true
+            }
+            _ => false,
+        }
     }
 
     /// Notes that a section is being returned.
@@ -254,7 +276,7 @@ impl DonorLink {
         };
         *lock(&self.waiting) = None;
         self.endpoint.close();
-        live.into_values().collect()
+        live.into_values().flatten().collect()
     }
 }
 

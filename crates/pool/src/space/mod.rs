@@ -22,10 +22,13 @@
 //!   addresses must be opened again. A space that adopts continues behind the numbers that it found.
 //! * A section is adopted only while the space opens, and only from a donor that has revoked every older capability of
 //!   it. A section that is not adopted is returned.
-//! * Live and requested sections together stay within the space's budget.
+//! * Live and requested sections together stay within the space's budget. The copy of a section that migrates comes on
+//!   top.
 //! * A section is live, released or lost. It is live only once, and is reported lost at most once.
 //! * No section is leaked: if a donor holds a section that is not in the table, the link is due for a sweep or has
 //!   ended.
+//!
+//! A section may [migrate](migration) to another donor; its addresses and its number stay.
 //!
 //! Other compute nodes of the owner read the same sections through a [`ReadOnlySpace`], with capabilities that this
 //! space requests ([`AddressSpace::grant_read`]). Such a capability ends with the section, with the epoch of the
@@ -35,9 +38,11 @@
 
 mod address_space;
 mod config;
+mod copied_pages;
 mod donor_session;
 mod growth;
 mod link;
+mod migration;
 mod read_grant;
 mod read_only;
 mod section;
@@ -47,6 +52,7 @@ mod verbs;
 
 pub use address_space::{AddressSpace, DonorStatus};
 pub use config::{AddressSpaceConfig, DONORS_MAX, Donor, RESPONSE_TIMEOUT};
+pub use migration::{OldLocation, SectionMigration};
 pub use read_grant::ReadGrant;
 pub use read_only::{ReadOnlySpace, ReadOnlySpaceConfig};
 pub use section::{LossReason, Section, SectionId, SectionLoss};

@@ -16,9 +16,10 @@ use crate::events::{SectionsLost, SpaceBytes};
 use crate::lock::lock;
 use crate::message::{DonorSection, Rejection, Request, Response};
 use crate::space::config::{Donor, RESPONSE_TIMEOUT};
+use crate::space::copied_pages::CopiedPages;
 use crate::space::link::{DonorLink, RequestTurn};
 use crate::space::section::{LossReason, Section, SectionId, SectionLoss};
-use crate::space::table::{SectionEntry, SectionState, SectionTable, TablePosition};
+use crate::space::table::{SectionEntry, SectionLocation, SectionState, SectionTable, TablePosition};
 
 pub(super) struct SpaceCore {
     pub(super) table: SectionTable,
@@ -43,6 +44,8 @@ pub(super) struct SpaceCore {
     pub(super) adopted: Mutex<Vec<SectionId>>,
     /// Whether sections of earlier epochs are adopted while the space opens.
     pub(super) adopts: bool,
+    /// What the migration under way has still to copy.
+    pub(super) copied: Mutex<Option<CopiedPages>>,
 }
 
 /// A donor and the link to it, if there is one.
@@ -50,6 +53,15 @@ pub(super) struct DonorConnection {
     pub(super) donor: Donor,
     pub(super) link: Mutex<Option<Arc<DonorLink>>>,
     pub(super) problem: Mutex<Option<String>>,
+    /// Whether it is being vacated.
+    pub(super) vacated: AtomicBool,
+}
+
+impl DonorConnection {
+    /// Whether the space takes no more sections from it.
+    pub(super) fn is_vacated(&self) -> bool {
+        self.vacated.load(Ordering::Acquire)
+    }
 }
 
 /// The budget, and the part of it in use: live sections and requested ones.
@@ -137,7 +149,7 @@ impl SpaceCore {
         let entered = link.add(section, id, || {
             lock(&self.live).insert(id);
             SpaceBytes.add(self.section_bytes as i64);
-            self.table.enter(position, capability, Arc::clone(link), section);
+            self.table.enter(position, SectionLocation { capability, link: Arc::clone(link), section });
         });
         if !entered {
             return Err(Error::NoAnswer {
@@ -163,15 +175,15 @@ impl SpaceCore {
 
     /// Draws the conclusions of a failed verb about its donor.
     #[cold]
-    pub(super) fn note_failure(&self, entry: &SectionEntry, error: &rma::Error) {
+    pub(super) fn note_failure(&self, entry: &SectionEntry, location: &SectionLocation, error: &rma::Error) {
         let reason = match error {
             rma::Error::Ambiguous(_) | rma::Error::Closed => LossReason::Disconnected,
             rma::Error::Revoked | rma::Error::Unknown => LossReason::Revoked,
             _ => return,
         };
-        // A failure on a section that was just released is expected.
-        if entry.is_live() {
-            self.lose(&entry.link, reason);
+        // A failure is expected on a section that was just released, and at the old location of a migrated one.
+        if entry.is_live() && std::ptr::eq(location, self.table.location(entry)) {
+            self.lose(&location.link, reason);
         }
     }
 

@@ -2,12 +2,15 @@
 //!
 //! ```text
 //!  address:  number << shift | offset
-//!  entries[number] ──▶ { state, capability, link }
+//!  entries[number] ──▶ { state, location: capability, link }
 //! ```
 //!
-//! An entry is written once, and only its state changes later; a section's number is its [`SectionId`]. Looking up an
-//! address takes a few loads, no lock and no reference counting. If a section ends meanwhile, a reader of its entry
-//! either sees the new state, or uses a capability that the donor revokes.
+//! An entry is written once, and only its state and its location change later; a section's number is its
+//! [`SectionId`]. Looking up an address takes a few loads, no lock and no reference counting. If a section ends
+//! meanwhile, a reader of its entry either sees the new state, or uses a capability that the donor revokes.
+//!
+//! A [migration](super::migration) re-points an entry to another donor. A verb that was posted before goes to the old
+//! location, whose donor keeps it until all such verbs have ended.
 //!
 //! An adopted section keeps the number that an earlier epoch gave to it, so that addresses in memory keep their meaning.
 //!
@@ -15,7 +18,7 @@
 //! never refers to another section later. A space that has used all numbers must be opened again. It adopts no section
 //! whose number is in the upper half, so that enough numbers are left.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rma::Capability;
@@ -27,6 +30,8 @@ use crate::message::DonorSection;
 
 /// Sections that a space may get in total; fewer if sections are so long that the addresses are used up first.
 pub const SECTIONS_EVER_MAX: u32 = 1 << 20;
+/// Migrations of all sections of a space in total.
+pub const MIGRATIONS_EVER_MAX: u32 = 1 << 20;
 /// Entries that are allocated at once.
 const CHUNK: usize = 1024;
 
@@ -39,16 +44,34 @@ pub(crate) enum SectionState {
     Lost = 3,
 }
 
-/// A section.
-pub(crate) struct SectionEntry {
-    state: AtomicU8,
+/// Where the bytes of a section are.
+pub(crate) struct SectionLocation {
     pub(crate) capability: Capability,
     pub(crate) link: Arc<DonorLink>,
     /// The donor's number for it.
     pub(crate) section: DonorSection,
 }
 
+/// A section.
+pub(crate) struct SectionEntry {
+    state: AtomicU8,
+    /// Whether a migration notes the section's writes.
+    pub(crate) is_copied: AtomicBool,
+    /// The number of its location in the table of migrated ones; 0 while it is where it was granted.
+    migrated: AtomicU32,
+    granted: SectionLocation,
+}
+
 impl SectionEntry {
+    fn new(granted: SectionLocation) -> SectionEntry {
+        SectionEntry {
+            state: AtomicU8::new(SectionState::Live as u8),
+            is_copied: AtomicBool::new(false),
+            migrated: AtomicU32::new(0),
+            granted,
+        }
+    }
+
     #[inline]
     pub(crate) fn is_live(&self) -> bool {
         self.state.load(Ordering::Acquire) == SectionState::Live as u8
@@ -61,12 +84,16 @@ impl SectionEntry {
     }
 }
 
-type EntryChunk = Box<[OnceLock<SectionEntry>]>;
+type Chunk<T> = Box<[OnceLock<T>]>;
 
 /// All sections that the space ever had.
 pub(crate) struct SectionTable {
     shift: u32,
-    chunks: Box<[OnceLock<EntryChunk>]>,
+    chunks: Box<[OnceLock<Chunk<SectionEntry>>]>,
+    /// The locations of sections that were migrated.
+    migrated: Box<[OnceLock<Chunk<SectionLocation>>]>,
+    /// The number of migrations so far.
+    migrations: AtomicU32,
     /// The next number.
     next: AtomicU32,
     /// A number whose request was rejected, to be used next; 0 if there is none.
@@ -74,6 +101,9 @@ pub(crate) struct SectionTable {
     /// The number of available section numbers.
     numbers: u32,
 }
+
+/// The number of a location that is known, and to which no entry leads yet.
+pub(crate) struct EnteredLocation(u32);
 
 /// The number under which a section is to be entered.
 pub(crate) struct TablePosition(pub(crate) SectionId);
@@ -86,6 +116,8 @@ impl SectionTable {
         SectionTable {
             shift,
             chunks: (0..(numbers as usize).div_ceil(CHUNK)).map(|_| OnceLock::new()).collect(),
+            migrated: (0..MIGRATIONS_EVER_MAX as usize / CHUNK).map(|_| OnceLock::new()).collect(),
+            migrations: AtomicU32::new(0),
             next: AtomicU32::new(1),
             spare: AtomicU32::new(0),
             numbers,
@@ -134,18 +166,42 @@ impl SectionTable {
     }
 
     /// Enters a section as live.
-    pub(crate) fn enter(
-        &self,
-        position: TablePosition,
-        capability: Capability,
-        link: Arc<DonorLink>,
-        section: DonorSection,
-    ) {
+    pub(crate) fn enter(&self, position: TablePosition, granted: SectionLocation) {
         let TablePosition(SectionId(id)) = position;
-        let entry = SectionEntry { state: AtomicU8::new(SectionState::Live as u8), capability, link, section };
         let chunk = self.chunks[id as usize / CHUNK].get_or_init(|| (0..CHUNK).map(|_| OnceLock::new()).collect());
-        let fresh = chunk[id as usize % CHUNK].set(entry).is_ok();
+        let fresh = chunk[id as usize % CHUNK].set(SectionEntry::new(granted)).is_ok();
         assert!(fresh, "a position is given once");
+    }
+
+    /// Where a section is now.
+    #[inline]
+    pub(crate) fn location<'a>(&'a self, entry: &'a SectionEntry) -> &'a SectionLocation {
+        match entry.migrated.load(Ordering::Acquire) {
+            0 => &entry.granted,
+            number => self.migrated(number),
+        }
+    }
+
+    #[cold]
+    fn migrated(&self, number: u32) -> &SectionLocation {
+        let at = number as usize - 1;
+        let chunk = self.migrated[at / CHUNK].get().expect("it is entered before an entry leads to it");
+        chunk[at % CHUNK].get().expect("it is entered before an entry leads to it")
+    }
+
+    /// Makes a location known, for [`SectionTable::repoint`]; `None` if there were too many migrations.
+    pub(crate) fn enter_location(&self, location: SectionLocation) -> Option<EnteredLocation> {
+        let next = |count| (count < MIGRATIONS_EVER_MAX).then_some(count + 1);
+        let at = self.migrations.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()? as usize;
+        let chunk = self.migrated[at / CHUNK].get_or_init(|| (0..CHUNK).map(|_| OnceLock::new()).collect());
+        let fresh = chunk[at % CHUNK].set(location).is_ok();
+        assert!(fresh, "a number is given once");
+        Some(EnteredLocation(at as u32 + 1))
+    }
+
+    /// Leads all verbs that are posted from now on to another location.
+    pub(crate) fn repoint(&self, entry: &SectionEntry, EnteredLocation(number): EnteredLocation) {
+        entry.migrated.store(number, Ordering::Release);
     }
 
     /// The entry of a section.
@@ -159,6 +215,11 @@ impl SectionTable {
     pub(crate) fn section(&self, id: SectionId) -> Option<Section> {
         self.get(id)?;
         Some(Section { id, address: u64::from(id.0) << self.shift, bytes: 1 << self.shift })
+    }
+
+    /// The location of a section.
+    pub(crate) fn locate(&self, id: SectionId) -> Option<&SectionLocation> {
+        self.get(id).map(|entry| self.location(entry))
     }
 
     /// The entry that an address lies in, and the offset in it.
@@ -220,7 +281,7 @@ mod tests {
         let position = table.position()?;
         let id = position.0;
         let capability = Capability::decode(&[0; CAPABILITY_BYTES]).expect("well-formed");
-        table.enter(position, capability, Arc::clone(link), 1);
+        table.enter(position, SectionLocation { capability, link: Arc::clone(link), section: 1 });
         table.section(id)
     }
 

@@ -8,7 +8,7 @@ use rma::Completion;
 
 use crate::lock::lock;
 use crate::space::address_space::AddressSpace;
-use crate::space::table::SectionEntry;
+use crate::space::table::SectionLocation;
 
 /// Verbs that were posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -47,8 +47,8 @@ impl AddressSpace {
     /// its section was released or lost.
     #[inline]
     pub fn read(&self, address: u64, length: usize, into: BytesMut) -> Completion<BytesMut> {
-        self.post(Verb::Read, address, length as u64, |entry, offset| {
-            entry.link.endpoint.read(&entry.capability, offset, length, into)
+        self.post(Verb::Read, address, length as u64, |at, offset| {
+            at.link.endpoint.read(&at.capability, offset, length, into)
         })
     }
 
@@ -56,24 +56,22 @@ impl AddressSpace {
     #[inline]
     pub fn write(&self, address: u64, parts: &[Bytes]) -> Completion<()> {
         let length = parts.iter().map(|part| part.len() as u64).sum();
-        self.post(Verb::Write, address, length, |entry, offset| {
-            entry.link.endpoint.write(&entry.capability, offset, parts)
-        })
+        self.post(Verb::Write, address, length, |at, offset| at.link.endpoint.write(&at.capability, offset, parts))
     }
 
     /// Replaces `expected` by `new`; returns the value before. Fails as [`AddressSpace::read`] does.
     #[inline]
     pub fn compare_swap(&self, address: u64, expected: u64, new: u64) -> Completion<u64> {
-        self.post(Verb::CompareSwap, address, rma::WORD_BYTES as u64, |entry, offset| {
-            entry.link.endpoint.compare_swap(&entry.capability, offset, expected, new)
+        self.post(Verb::CompareSwap, address, rma::WORD_BYTES as u64, |at, offset| {
+            at.link.endpoint.compare_swap(&at.capability, offset, expected, new)
         })
     }
 
     /// Adds to a word, wrapping; returns the value before. Fails as [`AddressSpace::read`] does.
     #[inline]
     pub fn fetch_add(&self, address: u64, add: u64) -> Completion<u64> {
-        self.post(Verb::FetchAdd, address, rma::WORD_BYTES as u64, |entry, offset| {
-            entry.link.endpoint.fetch_add(&entry.capability, offset, add)
+        self.post(Verb::FetchAdd, address, rma::WORD_BYTES as u64, |at, offset| {
+            at.link.endpoint.fetch_add(&at.capability, offset, add)
         })
     }
 
@@ -83,7 +81,7 @@ impl AddressSpace {
         verb: Verb,
         address: u64,
         length: u64,
-        post: impl FnOnce(&SectionEntry, u64) -> Completion<T>,
+        post: impl FnOnce(&SectionLocation, u64) -> Completion<T>,
     ) -> Completion<T> {
         let shared = &*self.shared;
         let Some((entry, offset)) = shared.table.translate(address) else {
@@ -96,9 +94,13 @@ impl AddressSpace {
             return Completion::ready(Err(rma::Error::Closed));
         }
         shared.verbs[verb as usize].add(1);
-        let completion = post(entry, offset);
+        if !matches!(verb, Verb::Read) && entry.is_copied.load(Ordering::Relaxed) {
+            shared.note_write(address, length);
+        }
+        let location = shared.table.location(entry);
+        let completion = post(location, offset);
         if let Some(error) = completion.failure() {
-            shared.note_failure(entry, error);
+            shared.note_failure(entry, location, error);
         }
         completion
     }
@@ -108,7 +110,7 @@ impl AddressSpace {
     /// connection.
     pub fn note_failure(&self, address: u64, error: &rma::Error) {
         if let Some((entry, _)) = self.shared.table.translate(address) {
-            self.shared.note_failure(entry, error);
+            self.shared.note_failure(entry, self.shared.table.location(entry), error);
         }
     }
 

@@ -55,6 +55,12 @@ impl StateCore {
             writer.space.close(base);
             base
         };
+        self.empty(base).await?;
+        Ok(true)
+    }
+
+    /// Steps 2 to 4, for a section that is closed.
+    pub(super) async fn empty(&self, base: u64) -> Result<(), Error> {
         loop {
             let early = self.read_early(base).await;
             hold_up("state.drain.move").await;
@@ -73,7 +79,7 @@ impl StateCore {
         self.give_up(&mut writer, base);
         writer.usage.sections_drained += 1;
         events::SectionsDrained.add(1);
-        Ok(true)
+        Ok(())
     }
 
     /// Step 2: moves some subtables; false when none is left, or one could not be moved.

@@ -59,6 +59,18 @@ base::mutants! {
         MembershipKept,
         /// A subtable that was moved stays listed.
         MovedStays,
+        /// A section is used before the marks cover its number.
+        NumberUncovered,
+        /// The copy of a section that migrates has its header from the start.
+        CopyHeaded,
+        /// The old location of a section that migrated keeps its header, and the membership stays.
+        OldHeaded,
+        /// Followers are not told that a section has migrated.
+        SwitchUntold,
+        /// Records are written to a section that has migrated before each follower knows of it.
+        AllocatedEarly,
+        /// A follower that joins uses the grants of sections that have migrated meanwhile.
+        JoinStale,
         /// The survey of adopted memory ends before it has read every subtable.
         SurveyBlind,
     }

@@ -120,6 +120,14 @@ pub fn encode_mark(mark: Option<Mark>, next: u64) -> Bytes {
     bytes.freeze()
 }
 
+/// Removes mark and next number from the bytes of a header.
+pub fn clear_mark(header: &mut [u8]) {
+    let mark = MARK_OFFSET as usize;
+    if let Some(bytes) = header.get_mut(mark..mark.saturating_add(16)) {
+        bytes.fill(0);
+    }
+}
+
 /// Reads the header of the section at `address`; `None` if there is none.
 #[allow(clippy::arithmetic_side_effects, reason = "offsets within the length that was checked")]
 pub fn decode(bytes: &[u8], address: u64, section_bytes: u64) -> Option<SectionHeader> {

@@ -41,6 +41,7 @@ pub(super) fn start(shared: &Arc<StateCore>) -> Vec<AbortOnDrop<()>> {
     let evicting = Arc::clone(shared);
     let leasing = Arc::clone(shared);
     let surveying = Arc::clone(shared);
+    let vacating = Arc::clone(shared);
     vec![
         rt::spawn(async move { losses.watch_losses().await }).abort_on_drop(),
         rt::spawn(async move { savepoints.watch_savepoint().await }).abort_on_drop(),
@@ -48,6 +49,7 @@ pub(super) fn start(shared: &Arc<StateCore>) -> Vec<AbortOnDrop<()>> {
         rt::spawn(async move { evicting.run_eviction().await }).abort_on_drop(),
         rt::spawn(async move { replica::followers::send_heartbeats(&*leasing).await }).abort_on_drop(),
         rt::spawn(async move { surveying.survey().await }).abort_on_drop(),
+        rt::spawn(async move { vacating.vacate().await }).abort_on_drop(),
     ]
 }
 

@@ -7,10 +7,15 @@
 //!    is too low makes a successor apply more blocks again, and nothing else.
 //! 3. When a section is given up, the *membership* changes, and with it every later mark. A memory node that has not confirmed
 //!    a section's return gets no mark but 0: a successor might find that section there.
-//! 4. No buffer is reused until the marks with the newest membership have landed ([`StateCore::are_marks_recorded`]). Otherwise a
+//! 4. Each mark comes with a number that is above those of all sections so far, and some more. A section is used only if
+//!    the marks that have landed cover its number ([`StateCore::cover_number`]). Otherwise a successor that finds only some memory nodes might
+//!    give the number, and so the addresses, to another section.
+//! 5. No buffer is reused until the marks with the newest membership have landed ([`StateCore::are_marks_recorded`]). Otherwise a
 //!    successor that adopted an abandoned section might find slots that lead to other records.
 //!
 //! Invariant: if a mark names a height, every write of the blocks below it is in the index.
+
+use std::sync::atomic::Ordering;
 
 use base::rt;
 
@@ -29,10 +34,27 @@ impl StateCore {
         writer.headers.donors.values().all(|mark| mark.is_marked)
     }
 
-    /// Whether buffers may be reused (step 4).
+    /// Whether buffers may be reused (step 5).
     pub(super) fn are_marks_recorded(&self, writer: &mut StateWriter) -> bool {
         writer.headers.collect(&*self.memory);
         writer.headers.are_recorded()
+    }
+
+    /// Step 4: has the marks cover the number of a section that is about to be used. False if a memory node does not take its
+    /// mark in time.
+    pub(super) async fn cover_number(&self, writer: &mut StateWriter, number: u32) -> bool {
+        writer.headers.collect(&*self.memory);
+        // A mark in flight may have been posted before the number was given.
+        for _ in 0..2 {
+            if writer.headers.cover(number) {
+                return true;
+            }
+            self.post_marks(writer, self.height.load(Ordering::Acquire));
+            for mark in writer.headers.donors.values_mut() {
+                let _ = rt::timeout(super::DONOR_TIMEOUT, mark.land(&*self.memory)).await;
+            }
+        }
+        writer.headers.cover(number)
     }
 
     /// Writes the marks of the height at which an adopted state opens, and waits for them: applying blocks again may put
@@ -41,22 +63,8 @@ impl StateCore {
         self.post_marks(writer, height);
         for donor in writer.headers.donors.keys().copied().collect::<Vec<_>>() {
             let mark = writer.headers.donors.get_mut(&donor).expect("no donor leaves meanwhile");
-            let landed = match mark.in_flight.take() {
-                None => mark.landed == writer.headers.membership,
-                Some((membership, verb)) => {
-                    match rt::timeout(super::DONOR_TIMEOUT, completed(&*self.memory, verb)).await {
-                        Ok(Ok(())) => {
-                            mark.landed = membership;
-                            true
-                        }
-                        Ok(Err(error)) => {
-                            self.memory.note_failure(mark.base, &error);
-                            false
-                        }
-                        Err(rt::Elapsed) => false,
-                    }
-                }
-            };
+            let is_timely = rt::timeout(super::DONOR_TIMEOUT, mark.land(&*self.memory)).await.unwrap_or(false);
+            let landed = is_timely && mark.landed == writer.headers.membership;
             if !landed {
                 let of_donor = writer.headers.sections.iter().filter(|(_, section)| section.donor == donor);
                 for base in of_donor.map(|(base, _)| *base).collect::<Vec<_>>() {

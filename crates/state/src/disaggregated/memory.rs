@@ -29,6 +29,9 @@ pub enum MemoryError {
     /// A newer primary holds this memory.
     #[error("a newer primary holds this memory")]
     Fenced,
+    /// No memory node has memory for it.
+    #[error("{0}")]
+    Exhausted(String),
     /// Try again later, or with other memory.
     #[error("{0}")]
     Failed(String),
@@ -95,7 +98,17 @@ pub trait Memory: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// A number for the memory node that granted a section.
+    /// A section on a memory node that is being vacated.
+    fn section_to_vacate(&self) -> Option<u32> {
+        None
+    }
+
+    /// Begins to move a section to another memory node ([`pool::AddressSpace::migrate`]).
+    async fn migrate(&self, _id: u32, _head_bytes: u64) -> Result<Box<dyn MigratingSection>, MemoryError> {
+        Err(MemoryError::Failed("this memory has one memory node".to_owned()))
+    }
+
+    /// A number for the memory node that has a section.
     fn donor_of(&self, _id: u32) -> u32 {
         0
     }
@@ -118,6 +131,29 @@ pub trait Memory: Send + Sync + 'static {
 
     /// Reports a failed verb.
     fn note_failure(&self, address: u64, error: &rma::Error);
+}
+
+/// A section on its way to another memory node ([`pool::SectionMigration`]).
+#[async_trait]
+pub trait MigratingSection: Send + Sync {
+    /// Copies at most `bytes_max` bytes of what has still to be copied; returns how much is left.
+    async fn copy_some(&self, bytes_max: u64) -> Result<u64, MemoryError>;
+
+    /// Gets a follower a read grant of the copy, as [`Memory::grant_read`].
+    async fn grant_read(&self, follower: FollowerId) -> Result<Bytes, MemoryError>;
+
+    /// Copies the rest and the head, and re-points the section.
+    async fn finish(self: Box<Self>, head: Bytes) -> Result<Box<dyn FormerLocation>, MemoryError>;
+}
+
+/// Where a section was before it migrated ([`pool::OldLocation`]).
+#[async_trait]
+pub trait FormerLocation: Send + Sync {
+    /// Overwrites the head with zeros.
+    async fn erase_head(&self);
+
+    /// Returns it to the memory node.
+    async fn release(self: Box<Self>);
 }
 
 /// Memory of another compute node, of which some sections may be read here. Nothing in it is ever changed.
@@ -253,6 +289,15 @@ impl Memory for pool::AddressSpace {
         adopted.into_iter().map(|pool::Section { id, address, bytes }| Section { id: id.0, address, bytes }).collect()
     }
 
+    fn section_to_vacate(&self) -> Option<u32> {
+        pool::AddressSpace::section_to_vacate(self).map(|section| section.id.0)
+    }
+
+    async fn migrate(&self, id: u32, head_bytes: u64) -> Result<Box<dyn MigratingSection>, MemoryError> {
+        let begun = pool::AddressSpace::migrate(self, pool::SectionId(id), head_bytes).await;
+        Ok(Box::new(begun.map_err(memory_error)?))
+    }
+
     fn donor_of(&self, id: u32) -> u32 {
         pool::AddressSpace::donor_place(self, pool::SectionId(id)).map_or(u32::MAX, |place| place as u32)
     }
@@ -275,6 +320,37 @@ impl Memory for pool::AddressSpace {
 
     fn note_failure(&self, address: u64, error: &rma::Error) {
         pool::AddressSpace::note_failure(self, address, error);
+    }
+}
+
+#[async_trait]
+impl MigratingSection for pool::SectionMigration {
+    async fn copy_some(&self, bytes_max: u64) -> Result<u64, MemoryError> {
+        pool::SectionMigration::copy_some(self, bytes_max).await.map_err(memory_error)
+    }
+
+    async fn grant_read(&self, follower: FollowerId) -> Result<Bytes, MemoryError> {
+        let granted = pool::SectionMigration::grant_read(self, u64::from(follower.0)).await;
+        Ok(granted.map_err(memory_error)?.encode())
+    }
+
+    async fn finish(self: Box<Self>, head: Bytes) -> Result<Box<dyn FormerLocation>, MemoryError> {
+        Ok(Box::new(pool::SectionMigration::finish(*self, head).await.map_err(memory_error)?))
+    }
+}
+
+#[async_trait]
+impl FormerLocation for pool::OldLocation {
+    async fn erase_head(&self) {
+        if let Err(error) = pool::OldLocation::erase_head(self).await {
+            tracing::debug!(%error, "the old header of a section that migrated may still be there");
+        }
+    }
+
+    async fn release(self: Box<Self>) {
+        if let Err(error) = pool::OldLocation::release(*self).await {
+            tracing::debug!(%error, "the old location of a section is returned in the background");
+        }
     }
 }
 
@@ -349,6 +425,7 @@ impl ReadOnlyMemory for pool::ReadOnlySpace {
 fn memory_error(error: pool::Error) -> MemoryError {
     match error.kind() {
         ErrorKind::Fenced => MemoryError::Fenced,
+        ErrorKind::Retry => MemoryError::Exhausted(error.to_string()),
         _ => MemoryError::Failed(error.to_string()),
     }
 }

@@ -30,7 +30,7 @@
 //!    have learnt the address of the version's buffer under a [`lease`]; the buffer is reused only when all such
 //!    leases have ended.
 //! 5. [`evict`] keeps memory below its budget: it removes cold records from memory, if storage has them as rows.
-//!    [`drain`] returns sections after the budget was lowered.
+//!    [`drain`] returns sections after the budget was lowered. [`migrate`] moves a section to another memory node.
 //! 6. The savepoint moves when storage materialises blocks, on its own or because [`WorldState::persist`] asks. The
 //!    delta then drops the blocks that the savepoint covers.
 //! 7. A section is abandoned if it is lost, or if an ambiguous verb may still write into it ([`StateCore::give_up`]).
@@ -77,6 +77,7 @@ mod limits;
 mod maintenance;
 mod marks;
 pub mod memory;
+mod migrate;
 mod pending_write;
 mod pointer;
 mod range;

@@ -32,17 +32,54 @@ pub(super) struct DonorMark {
     pub(super) base: u64,
     /// The membership of the last mark that landed.
     pub(super) landed: u32,
-    pub(super) in_flight: Option<(u32, rma::Completion<()>)>,
+    /// A successor that finds this memory node gives out no number below this one.
+    covers: u64,
+    pub(super) in_flight: Option<PostedMark>,
     /// Whether the last mark that was posted was not 0.
     pub(super) is_marked: bool,
 }
 
+/// A mark that was posted and has not landed.
+pub(super) struct PostedMark {
+    membership: u32,
+    next: u64,
+    verb: rma::Completion<()>,
+}
+
 impl DonorMark {
-    /// `landed`: the membership that needs no mark.
-    fn new(base: u64, landed: u32) -> DonorMark {
-        DonorMark { base, landed, in_flight: None, is_marked: false }
+    /// The first mark of a memory node. Without a mark its sections are not adopted, so nothing is missing yet.
+    fn first(base: u64, membership: u32) -> DonorMark {
+        DonorMark { base, landed: membership, covers: u64::MAX, in_flight: None, is_marked: false }
+    }
+
+    /// A mark that takes the place of another one.
+    fn following(base: u64) -> DonorMark {
+        DonorMark { base, landed: 0, covers: 0, in_flight: None, is_marked: false }
+    }
+
+    /// Waits until the posted mark has landed, if there is one. False if it did not. When the future is dropped, the mark
+    /// stays in flight.
+    pub(super) async fn land(&mut self, memory: &dyn Memory) -> bool {
+        let Some(PostedMark { membership, next, verb }) = &mut self.in_flight else { return true };
+        let (membership, next) = (*membership, *next);
+        memory.flush();
+        let outcome = verb.await;
+        self.in_flight = None;
+        match outcome {
+            Ok(()) => {
+                (self.landed, self.covers) = (membership, next);
+                true
+            }
+            Err(error) => {
+                memory.note_failure(self.base, &error);
+                false
+            }
+        }
     }
 }
+
+/// How many sections may be leased before the next mark has landed.
+const NUMBERS_AHEAD: u64 = 8;
 
 fn draw_membership() -> u32 {
     1 + rt::random_below(Mark::MEMBERSHIP_MASK) as u32
@@ -85,27 +122,49 @@ impl SectionHeaders {
         }
         self.sections.insert(section.address, ListedSection { id: section.id, donor, catalogue });
         let landed = self.membership();
-        self.donors.entry(donor).or_insert(DonorMark::new(section.address, landed));
+        self.donors.entry(donor).or_insert(DonorMark::first(section.address, landed));
     }
 
     /// Makes a section the one that has the mark of its memory node.
     pub(super) fn set_marked(&mut self, base: u64) {
         let Some(section) = self.sections.get(&base) else { return };
-        self.donors.insert(section.donor, DonorMark::new(base, 0));
+        self.donors.insert(section.donor, DonorMark::following(base));
     }
 
     /// Removes a section that was given up.
     pub(super) fn forget(&mut self, base: u64) {
-        let Some(section) = self.sections.remove(&base) else { return };
-        if !mutant(Mutant::MembershipKept) {
-            self.membership = draw_membership();
+        if self.sections.remove(&base).is_none() {
+            return;
         }
-        if self.donors.get(&section.donor).is_some_and(|mark| mark.base == base) {
-            self.donors.remove(&section.donor);
-            let next = self.sections.iter().find(|(_, other)| other.donor == section.donor);
-            if let Some((base, _)) = next {
-                self.donors.insert(section.donor, DonorMark::new(*base, 0));
-            }
+        if !mutant(Mutant::MembershipKept) {
+            self.renew_membership();
+        }
+        self.unmark(base);
+    }
+
+    /// Changes the membership of the marks to come.
+    pub(super) fn renew_membership(&mut self) {
+        self.membership = draw_membership();
+    }
+
+    /// Notes that a section has moved to another memory node.
+    pub(super) fn relocate(&mut self, base: u64, donor: u32) {
+        let Some(ListedSection { id, catalogue, .. }) = self.sections.remove(&base) else { return };
+        self.unmark(base);
+        self.renew_membership();
+        self.sections.insert(base, ListedSection { id, donor, catalogue });
+        let landed = self.membership;
+        self.donors.entry(donor).or_insert(DonorMark::first(base, landed));
+    }
+
+    /// Has another section take over the mark of a memory node, if this one has it.
+    fn unmark(&mut self, base: u64) {
+        let marked = self.donors.iter().find(|(_, mark)| mark.base == base).map(|(donor, _)| *donor);
+        let Some(donor) = marked else { return };
+        self.donors.remove(&donor);
+        let next = self.sections.iter().find(|(_, other)| other.donor == donor);
+        if let Some((base, _)) = next {
+            self.donors.insert(donor, DonorMark::following(*base));
         }
     }
 
@@ -114,14 +173,21 @@ impl SectionHeaders {
         self.donors.values().all(|mark| mark.landed == self.membership)
     }
 
+    /// Whether a successor, whichever memory nodes it finds, gives no other section this number.
+    pub(super) fn cover(&self, number: u32) -> bool {
+        let is_covered = self.donors.values().all(|mark| mark.covers > u64::from(number));
+        // To cover a number is to post marks, which would hide the other mistake.
+        is_covered || mutant(Mutant::NumberUncovered) || mutant(Mutant::MarksStay)
+    }
+
     /// Looks for the marks that have landed.
     pub(super) fn collect(&mut self, memory: &dyn Memory) {
         for mark in self.donors.values_mut() {
-            let Some((membership, verb)) = &mut mark.in_flight else { continue };
-            let membership = *membership;
+            let Some(PostedMark { membership, next, verb }) = &mut mark.in_flight else { continue };
+            let (membership, next) = (*membership, *next);
             match verb.now_or_never() {
                 None => continue,
-                Some(Ok(())) => mark.landed = membership,
+                Some(Ok(())) => (mark.landed, mark.covers) = (membership, next),
                 Some(Err(error)) => memory.note_failure(mark.base, &error),
             }
             mark.in_flight = None;
@@ -132,14 +198,17 @@ impl SectionHeaders {
     pub(super) fn post(&mut self, memory: &dyn Memory, height: u64) {
         self.collect(memory);
         let membership = self.membership();
-        let next = u64::from(memory.next_number());
+        let ahead = if mutant(Mutant::NumberUncovered) { 0 } else { NUMBERS_AHEAD };
+        let next = u64::from(memory.next_number()) + ahead;
         for mark in self.donors.values_mut().filter(|mark| mark.in_flight.is_none()) {
             let is_settled = memory.is_settled(self.sections[&mark.base].id) || mutant(Mutant::MembershipKept);
             let content = (is_settled && height <= Mark::HEIGHT_MAX).then_some(Mark { height, membership });
             let bytes = header::encode_mark(content, next);
             // A mark of 0 is posted again until the memory node has confirmed every return.
             mark.is_marked = content.is_some();
-            mark.in_flight = Some((membership, memory.write(mark.base + MARK_OFFSET, &[bytes])));
+            mark.covers = mark.covers.min(next);
+            let verb = memory.write(mark.base + MARK_OFFSET, &[bytes]);
+            mark.in_flight = Some(PostedMark { membership, next, verb });
         }
         memory.flush();
         self.collect(memory);

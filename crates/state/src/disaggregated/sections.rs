@@ -85,6 +85,10 @@ impl StateCore {
         let grown = grown.unwrap_or_else(|_| Err(MemoryError::Failed("the request has ended".to_owned())));
         let refused = match grown {
             Ok(section) if lost.contains(&section.id) => MemoryError::Failed("it was lost while granted".to_owned()),
+            Ok(section) if !self.cover_number(writer, section.id).await => {
+                self.release(section.id);
+                MemoryError::Failed("a memory node does not take its mark".to_owned())
+            }
             Ok(section) if section.address + section.bytes <= ADDRESS_BYTES_MAX => {
                 writer.space.add(section.address, section.bytes, header_bytes(section.bytes));
                 writer.sections.insert(section.address, section.id);

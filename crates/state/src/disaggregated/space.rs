@@ -77,6 +77,8 @@ struct SectionAllocator {
     free: BTreeMap<u64, u64>,
     /// Nothing is allocated here.
     is_closed: bool,
+    /// It migrates: it stays closed, and is not drained.
+    is_migrating: bool,
     /// Bytes of the header.
     header_bytes: u64,
     /// It is not known which buffers are in use.
@@ -209,6 +211,7 @@ impl SpaceAllocator {
             parked: vec![0; words].into(),
             free: BTreeMap::new(),
             is_closed: false,
+            is_migrating: false,
             header_bytes,
             is_unsurveyed,
         };
@@ -306,7 +309,8 @@ impl SpaceAllocator {
             let free = section.free.values().sum::<u64>();
             if fullest { free } else { section.bytes - free }
         };
-        let sections = self.sections.values().map(|section| (!section.is_closed, in_use(section), section.base));
+        let sections = self.sections.values().filter(|section| !section.is_migrating);
+        let sections = sections.map(|section| (!section.is_closed, in_use(section), section.base));
         sections.min().map(|(.., base)| base)
     }
 
@@ -320,12 +324,28 @@ impl SpaceAllocator {
         }
     }
 
-    /// Allows allocation in all sections again.
+    /// Allows allocation in all sections again that do not migrate.
     pub fn open_all(&mut self) {
-        for section in self.sections.values_mut().filter(|section| section.is_closed) {
+        for section in self.sections.values_mut().filter(|section| section.is_closed && !section.is_migrating) {
             section.is_closed = false;
             self.by_length.extend(section.free.iter().map(|(address, bytes)| (*bytes, *address)));
         }
+    }
+
+    /// Closes a section that migrates. It stays closed until [`SpaceAllocator::end_migration`].
+    pub fn begin_migration(&mut self, base: u64) {
+        self.close(base);
+        if let Some(section) = self.sections.get_mut(&base) {
+            section.is_migrating = true;
+        }
+    }
+
+    /// Allows allocation in a section again that has migrated, unless it was given up.
+    pub fn end_migration(&mut self, base: u64) {
+        if let Some(section) = self.sections.get_mut(&base) {
+            section.is_migrating = false;
+        }
+        self.open_all();
     }
 
     /// A buffer of at least `bytes` bytes, rounded up to units, aligned to `align`; `None` when no free extent is long

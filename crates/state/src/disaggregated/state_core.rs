@@ -105,6 +105,8 @@ pub(super) struct StateCore {
     pub(super) wanted: Notify,
     /// Wakes the eviction task: memory is crowded, or an allocation failed for want of space.
     pub(super) crowded: Notify,
+    /// Wakes the task that vacates memory nodes.
+    pub(super) vacating: Notify,
     pub(super) fenced: AtomicBool,
     pub(super) role: ComputeRole,
     pub(super) followers: Arc<FollowerTable>,
@@ -140,8 +142,10 @@ pub struct StateUsage {
     pub evicted_records: u64,
     /// Bytes that the records evicted so far took.
     pub evicted_bytes: u64,
-    /// Sections emptied and given back so far because the budget was lowered.
+    /// Sections emptied and given back so far: the budget was lowered, or their memory node was vacated.
     pub sections_drained: u64,
+    /// Sections moved to another memory node so far.
+    pub sections_migrated: u64,
 }
 
 /// The pool had no section to grant under this budget.
@@ -339,6 +343,7 @@ impl StateCore {
             fills: Semaphore::new(super::limits::FILLS_MAX),
             wanted: Notify::new(),
             crowded: Notify::new(),
+            vacating: Notify::new(),
             fenced: AtomicBool::new(false),
             settings,
             role,

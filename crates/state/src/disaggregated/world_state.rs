@@ -75,6 +75,12 @@ impl Disaggregated {
         Ok(())
     }
 
+    /// Has the sections on memory nodes that are being [vacated](pool::AddressSpace::set_vacated) moved to others, in the
+    /// background, one by one. Without this call that begins within a second.
+    pub fn vacate(&self) {
+        self.shared.vacating.notify_one();
+    }
+
     /// How much remote memory is used. Waits for the writer's lock; reads no remote memory.
     pub async fn usage(&self) -> StateUsage {
         let writer = self.shared.writer.lock().await;

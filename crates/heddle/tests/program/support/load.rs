@@ -51,6 +51,8 @@ pub async fn check(client: &GatewayClient, channel: &str, write: &Acknowledged) 
 pub struct Load {
     told: Arc<Mutex<Vec<Acknowledged>>>,
     count: Arc<AtomicUsize>,
+    /// The last error of a client.
+    failed: Arc<Mutex<Option<String>>>,
     stop: Arc<AtomicBool>,
     clients: tokio::task::JoinSet<()>,
 }
@@ -60,13 +62,14 @@ impl Load {
         let mut load = Load {
             told: Arc::default(),
             count: Arc::default(),
+            failed: Arc::default(),
             stop: Arc::default(),
             clients: tokio::task::JoinSet::new(),
         };
         for number in 0..clients {
             let (dir, organization) = (dir.to_path_buf(), 1 + number % organizations);
             let (told, count, stop) = (load.told.clone(), load.count.clone(), load.stop.clone());
-            load.clients.spawn(write(dir, organization, number, told, count, stop));
+            load.clients.spawn(write(dir, organization, number, told, count, load.failed.clone(), stop));
         }
         load
     }
@@ -75,7 +78,8 @@ impl Load {
     pub async fn progress(&self, more: usize, what: &str) {
         let (start, wanted) = (Instant::now(), self.count.load(Ordering::Relaxed) + more);
         while self.count.load(Ordering::Relaxed) < wanted {
-            assert!(start.elapsed() < PROGRESS_TIMEOUT, "{what}: nothing is committed any more");
+            let failed = || self.failed.lock().expect("no holder panics").clone().unwrap_or_default();
+            assert!(start.elapsed() < PROGRESS_TIMEOUT, "{what}: nothing is committed any more; {}", failed());
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -95,6 +99,7 @@ async fn write(
     number: usize,
     told: Arc<Mutex<Vec<Acknowledged>>>,
     count: Arc<AtomicUsize>,
+    failed: Arc<Mutex<Option<String>>>,
     stop: Arc<AtomicBool>,
 ) {
     let mut connected = None;
@@ -123,7 +128,10 @@ async fn write(
             }
             Ok(committed) => panic!("blind writes of unique keys are valid: {committed:?}"),
             // Committed or not, it was not acknowledged.
-            Err(_) => tokio::time::sleep(PAUSE).await,
+            Err(error) => {
+                *failed.lock().expect("no holder panics") = Some(error.to_string());
+                tokio::time::sleep(PAUSE).await;
+            }
         }
     }
 }

@@ -289,7 +289,7 @@ fn a_seed_decides_everything() {
 #[test]
 fn every_planted_mistake_is_caught() {
     for lie in Lie::ALL {
-        let caught = (0..40).find_map(|seed| run(seed, Some(lie)).err().map(|failure| (seed, failure)));
+        let caught = (0..120).find_map(|seed| run(seed, Some(lie)).err().map(|failure| (seed, failure)));
         let (seed, failure) = caught.unwrap_or_else(|| panic!("no seed catches {lie:?}"));
         let reason = failure.reason.to_string();
         println!("{lie:?}: seed {seed}: {reason}");

@@ -113,7 +113,8 @@ impl OwnerSession<'_> {
                 0..3 => self.grow().await,
                 3 => self.release().await,
                 4 => self.give_up_growing().await,
-                5..12 => self.write().await,
+                5 => self.migrate().await,
+                6..12 => self.write().await,
                 12..18 => self.read().await,
                 _ => self.add().await,
             }
@@ -214,6 +215,30 @@ impl OwnerSession<'_> {
                 // Lost; the loss is about to be reported.
             }
             Err(error) => panic!("a release fails: {error}"),
+        }
+    }
+
+    /// Moves a section to another donor, or begins to, and writes meanwhile.
+    async fn migrate(&mut self) {
+        self.process.truth.operation();
+        let Some(id) = self.pick() else { return };
+        let Ok(migration) = self.space.migrate(id, 8).await else { return };
+        for _ in 0..rt::random_below(3) {
+            self.write().await;
+            if migration.copy_some(SECTION).await.is_err() {
+                return;
+            }
+        }
+        self.write().await;
+        let gives_up = rt::random_below(4) == 0;
+        let Some(held) = self.held.get_mut(&id).filter(|_| !gives_up) else { return };
+        let head = held.words.get(&0).copied().unwrap_or_default();
+        let Ok(old) = migration.finish(Bytes::copy_from_slice(&head.to_le_bytes())).await else { return };
+        held.given = rt::now();
+        self.read().await;
+        if rt::random_below(2) == 0 && old.erase_head().await.is_ok() {
+            // If the donor is silent, the old location is returned in the background.
+            let _ = old.release().await;
         }
     }
 

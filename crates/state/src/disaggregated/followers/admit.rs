@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt;
-use base::{BlockNumber, Bytes, Map, Set};
+use base::{BlockNumber, Bytes, Map};
 use futures_util::future::join_all;
 use replica::followers::JOIN_TIMEOUT;
 use replica::lease::FollowerId;
@@ -15,7 +15,7 @@ use storage::StateStore;
 use wire::Malformed;
 
 use super::super::cache::FillToken;
-use super::super::fault::hold_up;
+use super::super::fault::{Mutant, hold_up, mutant};
 use super::super::index::KeyHash;
 use super::super::memory::Section;
 use super::super::record::KeyName;
@@ -56,15 +56,22 @@ impl PrimaryState for StateCore {
         }
         hold_up("state.followers.join").await;
         // Most of the sections without the lock.
-        let known: Set<u32> = self.writer.lock().await.sections.values().copied().collect();
-        let mut places = self.grant_reads(known.iter().copied(), follower, JOIN_TIMEOUT / 2).await;
+        let known: Map<u32, u32> = {
+            let writer = self.writer.lock().await;
+            writer.sections.values().map(|id| (*id, self.memory.donor_of(*id))).collect()
+        };
+        let mut places = self.grant_reads(known.keys().copied(), follower, JOIN_TIMEOUT / 2).await;
+        hold_up("state.followers.granted").await;
         let writer = self.writer.lock().await;
         if self.is_fenced() {
             return Err(replica::Error::Fenced);
         }
         let mut changes = ChangeBatches::default();
-        let leased_since = writer.sections.values().copied().filter(|id| !known.contains(id));
-        places.extend(self.grant_reads(leased_since, follower, DONOR_TIMEOUT).await);
+        // A section may have migrated meanwhile: then the grant is one of its old location.
+        let is_here = |id: u32| known.get(&id) == Some(&self.memory.donor_of(id)) || mutant(Mutant::JoinStale);
+        places.retain(|id, _| is_here(*id));
+        let since = writer.sections.values().copied().filter(|id| !(known.contains_key(id) && is_here(*id)));
+        places.extend(self.grant_reads(since, follower, DONOR_TIMEOUT).await);
         for (base, id) in &writer.sections {
             let section = Section { id: *id, address: *base, bytes: self.memory.section_bytes() };
             match places.get(id) {

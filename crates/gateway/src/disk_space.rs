@@ -1,4 +1,4 @@
-//! Watches the free space of the disk.
+//! Refuses new transactions while a disk is nearly full.
 //!
 //! A full disk stops stores in the middle of their work. New transactions are therefore rejected while there is still
 //! space to finish the accepted ones. The free space is checked once a second.
@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::service::TransactionIntake;
 use base::rt::{self, CancellationToken};
-use gateway::service::TransactionIntake;
 
 base::events! {
     /// Free bytes on the disk of the data directory.
@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const SLACK_EIGHTHS: u64 = 1;
 
 /// Closes `intake` while the disk of `path` has less than `free_bytes_min` free, until `stop`.
-pub(crate) async fn watch(path: PathBuf, free_bytes_min: u64, intake: TransactionIntake, stop: CancellationToken) {
+pub async fn watch(path: PathBuf, free_bytes_min: u64, intake: TransactionIntake, stop: CancellationToken) {
     loop {
         look(&path, free_bytes_min, &intake);
         if stop.run_until_cancelled(rt::sleep(INTERVAL)).await.is_none() {
@@ -29,7 +29,7 @@ pub(crate) async fn watch(path: PathBuf, free_bytes_min: u64, intake: Transactio
 }
 
 /// Checks once.
-pub(crate) fn look(path: &Path, free_bytes_min: u64, intake: &TransactionIntake) {
+pub fn look(path: &Path, free_bytes_min: u64, intake: &TransactionIntake) {
     // If the free space is unknown, do not reject anything: errors of the disk will show.
     let Ok(disk) = rustix::fs::statvfs(path) else { return };
     let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
