@@ -33,6 +33,7 @@
 
 use std::time::Duration;
 
+use base::rt::Backoff;
 use base::{Bytes, BytesMut, Map, rt};
 use futures_util::future::join_all;
 use replica::lease::{FollowerId, REUSE_AFTER};
@@ -56,6 +57,7 @@ const VACATE_PERIOD: Duration = Duration::from_secs(1);
 impl StateCore {
     /// Moves sections away from memory nodes that are being vacated.
     pub(super) async fn vacate(&self) {
+        let mut backoff = Backoff::new(RETRY_PAUSE, VACATE_PERIOD);
         loop {
             let _woken = rt::timeout(VACATE_PERIOD, self.vacating.notified()).await;
             while let Some(id) = self.memory.section_to_vacate() {
@@ -73,9 +75,12 @@ impl StateCore {
                 if self.is_fenced() {
                     return;
                 }
-                if let Err(error) = outcome {
-                    tracing::debug!(%error, section = id, "a section stays on a memory node that is vacated, for now");
-                    rt::sleep(RETRY_PAUSE).await;
+                match outcome {
+                    Ok(()) => backoff.reset(),
+                    Err(error) => {
+                        tracing::debug!(%error, section = id, "a section stays where it is for now");
+                        backoff.wait().await;
+                    }
                 }
             }
             if self.is_fenced() {

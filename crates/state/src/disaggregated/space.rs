@@ -326,10 +326,16 @@ impl SpaceAllocator {
 
     /// Allows allocation in all sections again that do not migrate.
     pub fn open_all(&mut self) {
-        for section in self.sections.values_mut().filter(|section| section.is_closed && !section.is_migrating) {
-            section.is_closed = false;
-            self.by_length.extend(section.free.iter().map(|(address, bytes)| (*bytes, *address)));
+        for base in self.sections.keys().copied().collect::<Vec<_>>() {
+            self.open(base);
         }
+    }
+
+    fn open(&mut self, base: u64) {
+        let is_openable = |section: &&mut SectionAllocator| section.is_closed && !section.is_migrating;
+        let Some(section) = self.sections.get_mut(&base).filter(is_openable) else { return };
+        section.is_closed = false;
+        self.by_length.extend(section.free.iter().map(|(address, bytes)| (*bytes, *address)));
     }
 
     /// Closes a section that migrates. It stays closed until [`SpaceAllocator::end_migration`].
@@ -345,7 +351,7 @@ impl SpaceAllocator {
         if let Some(section) = self.sections.get_mut(&base) {
             section.is_migrating = false;
         }
-        self.open_all();
+        self.open(base);
     }
 
     /// A buffer of at least `bytes` bytes, rounded up to units, aligned to `align`; `None` when no free extent is long
