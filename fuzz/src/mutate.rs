@@ -46,6 +46,24 @@ pub fn mutated(shape: InputShape, input: &[u8], bytes_max: usize, random: &mut R
     bytes
 }
 
+/// As [`restructured`], on the first `size` bytes of `data`, for every other `seed`; returns the new size. `None` if the bytes
+/// are to be mutated in another way. Here rather than beside libFuzzer, so that every build compiles it.
+pub fn restructured_in_place(
+    shape: InputShape,
+    data: &mut [u8],
+    size: usize,
+    size_max: usize,
+    seed: u32,
+) -> Option<usize> {
+    let mut random = Random::new(u64::from(seed));
+    if shape == InputShape::Bytes || random.below(2) != 0 {
+        return None;
+    }
+    let bytes = restructured(shape, &data[..size], size_max, &mut random)?;
+    data.get_mut(..bytes.len())?.copy_from_slice(&bytes);
+    Some(bytes.len())
+}
+
 /// As [`mutated`], always by structure; `None` if the input has none.
 pub fn restructured(shape: InputShape, input: &[u8], bytes_max: usize, random: &mut Random) -> Option<Vec<u8>> {
     change_structure(shape, input, random, DEPTH_MAX).filter(|bytes| bytes.len() <= bytes_max)

@@ -9,9 +9,9 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
-use base::fuzz::{FuzzTarget, InputShape};
+use base::fuzz::FuzzTarget;
 use heddle_fuzz::allocator::Counting;
-use heddle_fuzz::mutate::{Random, restructured};
+use heddle_fuzz::mutate::restructured_in_place;
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
 
 #[global_allocator]
@@ -44,13 +44,6 @@ fuzz_target!(
 );
 
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
-    let mut random = Random::new(u64::from(seed));
-    let structured = TARGET.shape != Shape::Bytes && random.below(2) == 0;
-    match structured.then(|| restructured(TARGET.shape, &data[..size], max_size, &mut random)).flatten() {
-        Some(bytes) => {
-            data[..bytes.len()].copy_from_slice(&bytes);
-            bytes.len()
-        }
-        None => fuzzer_mutate(data, size, max_size),
-    }
+    restructured_in_place(TARGET.shape, data, size, max_size, seed)
+        .unwrap_or_else(|| fuzzer_mutate(data, size, max_size))
 });
