@@ -14,7 +14,7 @@ pub const REQUESTS_MAX: usize = 4096;
 /// answers. If an organisation exceeds its part, its newest link replaces its oldest.
 pub const LINKS_MAX: usize = 64;
 /// The largest number of channels that a gateway learns from one peer.
-pub const CHANNELS_MAX: usize = 1024;
+pub const CHANNELS_MAX: usize = 1000;
 /// How long a peer may take to answer a hello, and to send block 0.
 pub const HELLO_MAX: Duration = Duration::from_secs(10);
 /// The wait after the first failure to connect.

@@ -25,9 +25,11 @@ use crate::remote::private_messages::{PrivateBlock, PrivatePull, PrivatePush};
 use crate::remote::{CHANNELS_MAX, PROTOCOL_VERSIONS};
 
 /// The number of fields that a message may have whatever its size: a welcome lists all channels, with names of any
-/// length.
+/// length. A list that grows to this many entries allocates room for 1,024.
 const FIELDS_FREE: usize = CHANNELS_MAX + 16;
-/// The smallest average size of further fields in bytes. A committed transaction takes twice as many.
+const _: () = assert!(FIELDS_FREE <= 1024, "the next allocation would have room for twice as many");
+/// The smallest average size in bytes of the fields of a message that has more. A committed transaction takes twice as
+/// many.
 const FIELD_BYTES_MIN: usize = 32;
 
 /// [`Answer::failure`].
@@ -96,7 +98,7 @@ fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
     while let Ok(Some(_)) = fields.next() {
         count = count.saturating_add(1);
     }
-    match count > FIELDS_FREE.saturating_add(bytes.len() / FIELD_BYTES_MIN) {
+    match count > FIELDS_FREE.max(bytes.len() / FIELD_BYTES_MIN) {
         true => Err(Malformed::Fields { count, bytes: bytes.len() }),
         false => Ok(()),
     }
@@ -580,7 +582,7 @@ mod tests {
         let known = |names: &[String]| names.iter().map(|name| (name.clone(), ())).collect::<BTreeMap<_, _>>();
         let none = known(&[]);
         assert_eq!(welcome(&names[1..]).check_channels(&none), Ok(()));
-        assert!(welcome(&names).check_channels(&none).expect_err("one too many").contains("more than 1024"));
+        assert!(welcome(&names).check_channels(&none).expect_err("one too many").contains("more than 1000"));
         assert!(welcome(&["a".repeat(250)]).check_channels(&none).is_err());
         // Other channels at each connection.
         assert_eq!(welcome(&names[2..3]).check_channels(&known(&names[1..])), Ok(()));

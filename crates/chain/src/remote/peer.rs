@@ -357,7 +357,7 @@ mod tests {
                     definitions: ContractDefinitions::new(),
                 });
                 let told = async {
-                    while !remote.problem().is_some_and(|error| error.to_string().contains("more than 1024")) {
+                    while !remote.problem().is_some_and(|error| error.to_string().contains("more than 1000")) {
                         rt::sleep(Duration::from_millis(10)).await;
                     }
                 };
