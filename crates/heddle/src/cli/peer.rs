@@ -92,12 +92,13 @@ pub struct PeerNodesArguments {
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
+    group = clap::ArgGroup::new("awaited").args(["set", "vacate"]),
     after_help = "\
 Examples:
   heddle peer memory org1
   heddle peer memory org1 --set 512MiB
   heddle peer memory org2 --set 64MiB --no-wait
-  heddle peer memory org1 --vacate 127.0.0.1:7301
+  heddle peer memory org1 --vacate tcp:127.0.0.1:7301
   heddle peer memory --node /srv/compute-org1     on the host of that process, after `heddle plan`"
 )]
 pub struct PeerMemoryArguments {
@@ -113,7 +114,7 @@ pub struct PeerMemoryArguments {
     #[arg(long = "use", value_name = "ADDRESS", conflicts_with_all = ["set", "vacate"])]
     pub use_node: Option<String>,
     /// Return at once, without waiting until sections are returned or moved
-    #[arg(long)]
+    #[arg(long, requires = "awaited")]
     pub no_wait: bool,
     /// Print JSON
     #[arg(long)]

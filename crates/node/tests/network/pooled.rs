@@ -92,12 +92,19 @@ async fn check_history(network: &TestNetwork, changes: &[(String, Option<String>
 async fn one_process_reads_and_writes_remote_memory_with_verbs() {
     let network = TestNetwork::start(&config(2)).await;
     let counts = |network: &TestNetwork| [0, 1].map(|peer| network.running.verbs(peer).expect("it is disaggregated"));
+    // A record that is written before the memory node has granted a section stays in storage.
+    let section = network.running.network().config().pool.section_bytes;
+    let start = std::time::Instant::now();
+    write(&network, "early").await;
+    while network.running.memory_granted().iter().sum::<u64>() < 2 * section {
+        assert!(start.elapsed().as_secs() < 30, "no memory: {:?}", network.running.memory_granted());
+        rt::sleep(std::time::Duration::from_millis(20)).await;
+    }
     let before = counts(&network);
     write(&network, "first").await;
     for (peer, before) in before.iter().enumerate() {
-        // A write of each record and a swap of its slot, and a read to find the slot. A record that is written before
-        // the memory node has granted the first section stays in storage, so not every record has to be in memory.
-        let wanted = WRITES as u64 / 2;
+        // At least a write of each record and a swap of its slot, and a read to find the slot.
+        let wanted = WRITES as u64;
         let start = std::time::Instant::now();
         loop {
             let now = counts(&network)[peer];
@@ -112,7 +119,6 @@ async fn one_process_reads_and_writes_remote_memory_with_verbs() {
     }
     let granted = network.running.memory_granted();
     assert_eq!(granted.len(), 2, "there are two memory nodes");
-    let section = network.running.network().config().pool.section_bytes;
     assert!(granted.iter().sum::<u64>() >= 2 * section, "each peer has a section of its own: {granted:?}");
     network.stop().await;
 }

@@ -9,8 +9,8 @@
 //! 3. **Switch**, with the writer's lock held once: copy the pages written since, write the section's header into the copy,
 //!    without a mark, and re-point the section. Erase the header at the old location. The membership of the marks
 //!    changes, as when a section is given up ([`super::marks`]).
-//! 4. **Tell** each follower of its grant before the lock is released, so before any further change. A follower without
-//!    a grant is told that the section is gone.
+//! 4. **Tell** each follower of its grant before the lock is released, so before any further change. If a
+//!    follower has no grant, tell it that the section is gone.
 //! 5. **Return** the old location after [`REUSE_AFTER`], and when each follower has acknowledged the change: until then a
 //!    reader may have a verb in flight there. From step 1 until now nothing is allocated in the section.
 //!

@@ -100,6 +100,8 @@ fn nonsense_is_refused_before_anything_starts() {
         "heddle orderer remove orderer-1",
         "heddle peer memory",
         "heddle peer memory org1 --set 512MB",
+        "heddle peer memory org1 --no-wait",
+        "heddle peer memory org1 --use tcp:10.0.0.1:7301 --no-wait",
         "heddle peer memory org1 --set 1GiB --vacate tcp:10.0.0.1:7301",
         "heddle peer memory org1 --use tcp:10.0.0.1:7301 --vacate tcp:10.0.0.2:7301",
         "heddle peer memory org1 --node x",
