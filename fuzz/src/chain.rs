@@ -9,6 +9,7 @@ use chain::remote::messages::{
     self, Ask, BlockAt, BlockResponse, BroadcastEnvelope, CommitNotification, CommittedTx, Hello, PeerRequest,
     RemoteFailure, ResultResponse, StatusRequest, StatusResponse, TransactionStatus, Welcome,
 };
+use chain::remote::private_messages::PrivatePullResponse;
 use ledger::proposal::Proposal;
 use ledger::rwset::{ReadWriteSet, VisitedWrite, visit_writes};
 use ledger::transaction::Transaction;
@@ -202,11 +203,12 @@ fn peer_links(input: &[u8]) {
         assert_eq!(M::decode(&message.encode_to_vec()[..]).as_ref(), Ok(&message));
         Some(message)
     }
-    again::<PeerRequest>(input, messages::decode);
+    again::<PeerRequest>(input, PeerRequest::read);
     again::<Welcome>(input, messages::decode);
     again::<BlockResponse>(input, messages::decode);
     again::<StatusResponse>(input, messages::decode);
     again::<CommitNotification>(input, messages::decode);
+    again::<PrivatePullResponse>(input, messages::decode);
     if let Some(failure) = again(input, ResultResponse::read).and_then(|answer| answer.failure) {
         let _ = failure.clone().into_broadcast().to_string();
         let error = failure.into_endorse();

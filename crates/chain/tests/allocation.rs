@@ -66,7 +66,7 @@ const CASES: [Case; 12] = [
         let _ = DeliverResponse::decode(bytes);
     }),
     ("a request over a link", 2, |bytes| {
-        let _ = messages::decode::<PeerRequest>(bytes);
+        let _ = PeerRequest::read(bytes);
     }),
     ("an answer of another organisation's peer", 4, |bytes| {
         let _ = ResultResponse::read(bytes).map(|answer| answer.failure.map(|failure| failure.into_endorse()));

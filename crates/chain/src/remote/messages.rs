@@ -4,6 +4,7 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use base::{Bytes, ErrorKind, TxId};
@@ -11,6 +12,7 @@ use ledger::config::check_channel_name;
 use ledger::lifecycle::ContractDefinition;
 use ledger::wire::{FieldValue, Fields, Span};
 use ordered_log::CpuNodeId;
+use private_data::SETS_MAX;
 use prost::Message as _;
 use proto::common::Status;
 use replica::load::{NodeAddresses, ReportedNode};
@@ -32,8 +34,16 @@ const _: () = assert!(FIELDS_FREE <= 1024, "the next allocation would have room 
 /// many.
 const FIELD_BYTES_MIN: usize = 32;
 
-/// [`Answer::failure`].
+/// [`ResultResponse::failure`].
 const RESPONSE_FAILURE: u32 = 2;
+/// The fields of [`PeerRequest`].
+const REQUESTS: RangeInclusive<u32> = 1..=14;
+/// [`Ask::PrivatePush`].
+const PRIVATE_PUSH: u32 = 10;
+/// [`Ask::PrivatePull`].
+const PRIVATE_PULL: u32 = 11;
+/// The largest number of fields of a request, which has at most [`SETS_MAX`] private sets.
+const REQUEST_FIELDS_MAX: usize = SETS_MAX + 16;
 
 /// Bytes from the other end of a link that are no message, or a message of too many fields.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -49,9 +59,9 @@ pub enum Malformed {
         /// The size of the message.
         bytes: usize,
     },
-    /// The answer has more than one failure.
-    #[error("an answer with several failures")]
-    Failures,
+    /// The message has more than one request or failure.
+    #[error("a message with several requests or failures")]
+    Repeated,
 }
 
 /// Reads a message from the other end of a link, which may belong to another organisation.
@@ -62,7 +72,7 @@ pub enum Malformed {
 /// # Errors
 /// See [`Malformed`].
 pub fn decode<M: prost::Message + Default>(bytes: Bytes) -> Result<M, Malformed> {
-    check_fields(&bytes)?;
+    check_fields(&bytes, FIELDS_FREE)?;
     Ok(M::decode(bytes)?)
 }
 
@@ -73,35 +83,64 @@ impl ResultResponse {
     /// # Errors
     /// See [`Malformed`].
     pub fn read(bytes: Bytes) -> Result<ResultResponse, Malformed> {
-        check_fields(&bytes)?;
-        if let Ok(span) = Span::whole(&bytes) {
-            let mut fields = Fields::new(&bytes, span);
-            let mut is_found = false;
-            while let Ok(Some(field)) = fields.next() {
-                if let (RESPONSE_FAILURE, FieldValue::Bytes(failure)) = (field.number, field.value) {
-                    if std::mem::replace(&mut is_found, true) {
-                        return Err(Malformed::Failures);
-                    }
-                    check_fields(failure.of(&bytes))?;
-                }
-            }
+        check_fields(&bytes, FIELDS_FREE)?;
+        if let Some((_, failure)) = only_field(&bytes, RESPONSE_FAILURE..=RESPONSE_FAILURE)? {
+            check_fields(failure, FIELDS_FREE)?;
         }
         Ok(ResultResponse::decode(bytes)?)
     }
 }
 
-fn check_fields(bytes: &[u8]) -> Result<(), Malformed> {
-    // If the bytes cannot be walked, the library reports the error.
-    let Ok(span) = Span::whole(bytes) else { return Ok(()) };
+impl PeerRequest {
+    /// As [`decode`], but also counts the private sets that the request sends or asks for. A message has at most one
+    /// request: the library would merge several, and together they would have more sets than any single one may have.
+    ///
+    /// # Errors
+    /// See [`Malformed`].
+    pub fn read(bytes: Bytes) -> Result<PeerRequest, Malformed> {
+        check_fields(&bytes, FIELDS_FREE)?;
+        if let Some((PRIVATE_PUSH | PRIVATE_PULL, sets)) = only_field(&bytes, REQUESTS)? {
+            let count = count_fields(sets);
+            if count > REQUEST_FIELDS_MAX {
+                return Err(Malformed::Fields { count, bytes: sets.len() });
+            }
+        }
+        Ok(PeerRequest::decode(bytes)?)
+    }
+}
+
+fn check_fields(bytes: &[u8], free: usize) -> Result<(), Malformed> {
+    let count = count_fields(bytes);
+    match count > free.max(bytes.len() / FIELD_BYTES_MIN) {
+        true => Err(Malformed::Fields { count, bytes: bytes.len() }),
+        false => Ok(()),
+    }
+}
+
+/// The number of a message's fields. If the bytes cannot be walked, the library reports the error.
+fn count_fields(bytes: &[u8]) -> usize {
+    let Ok(span) = Span::whole(bytes) else { return 0 };
     let mut fields = Fields::new(bytes, span);
     let mut count = 0_usize;
     while let Ok(Some(_)) = fields.next() {
         count = count.saturating_add(1);
     }
-    match count > FIELDS_FREE.max(bytes.len() / FIELD_BYTES_MIN) {
-        true => Err(Malformed::Fields { count, bytes: bytes.len() }),
-        false => Ok(()),
+    count
+}
+
+/// The number and the bytes of the field with one of these numbers, of which there may be one in all.
+fn only_field(bytes: &[u8], numbers: RangeInclusive<u32>) -> Result<Option<(u32, &[u8])>, Malformed> {
+    let Ok(span) = Span::whole(bytes) else { return Ok(None) };
+    let mut fields = Fields::new(bytes, span);
+    let mut found = None;
+    while let Ok(Some(field)) = fields.next() {
+        if let (true, FieldValue::Bytes(value)) = (numbers.contains(&field.number), field.value)
+            && found.replace((field.number, value.of(bytes))).is_some()
+        {
+            return Err(Malformed::Repeated);
+        }
     }
+    Ok(found)
 }
 
 /// A request of a caller.
@@ -556,6 +595,7 @@ impl RemoteFailure {
 #[cfg(test)]
 mod tests {
     use ordered_log::CpuNodeId;
+    use private_data::SETS_MAX;
     use proptest::prelude::*;
 
     use super::*;
@@ -661,7 +701,20 @@ mod tests {
         assert_eq!(decode(notice.encode_to_vec().into()), Ok(notice));
         // A fuzz search found that many failures of few texts each are merged into one of many.
         let merged = framed(&tiny(0x12, 16)).repeat(256);
-        assert_eq!(ResultResponse::read(merged.into()), Err(Malformed::Failures));
+        assert_eq!(ResultResponse::read(merged.into()), Err(Malformed::Repeated));
+        // Another found the same for requests, and that the sets in one of them were not counted.
+        let wanted = |tag: u8, count| {
+            [&[tag][..], &{
+                let sets = tiny(0x1a, count);
+                let mut length = Vec::new();
+                prost::encoding::encode_varint(sets.len() as u64, &mut length);
+                [length, sets].concat()
+            }]
+            .concat()
+        };
+        assert!(PeerRequest::read(wanted(0x5a, SETS_MAX).into()).is_ok());
+        assert!(matches!(PeerRequest::read(wanted(0x5a, 1000).into()), Err(Malformed::Fields { count: 1000, .. })));
+        assert_eq!(PeerRequest::read(wanted(0x5a, 16).repeat(256).into()), Err(Malformed::Repeated));
         // A contract's answer may look like a message of tiny fields.
         let answer = ResultResponse { result: tiny(0x0a, 10_000).into(), failure: None };
         assert_eq!(ResultResponse::read(answer.encode_to_vec().into()), Ok(answer));

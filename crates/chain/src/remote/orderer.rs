@@ -43,7 +43,7 @@ impl RpcHandler for OrdererServer {
         let orderer = self.orderer.clone();
         Box::pin(async move {
             let request =
-                decode::<PeerRequest>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
+                PeerRequest::read(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
             match request.ask {
                 Some(Ask::Hello(hello)) => match hello.answer(Vec::new) {
                     Ok(welcome) => Ok(welcome.encode_to_vec().into()),

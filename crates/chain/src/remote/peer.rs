@@ -332,7 +332,7 @@ mod tests {
         fn request(&self, request: GatherList) -> rpc::ResponseFuture {
             Box::pin(async move {
                 let request =
-                    decode::<PeerRequest>(request.concat()).map_err(|error| serve::rejected(error.to_string()))?;
+                    PeerRequest::read(request.concat()).map_err(|error| serve::rejected(error.to_string()))?;
                 let Some(Ask::Hello(hello)) = request.ask else { return Err(serve::rejected("no hello".to_owned())) };
                 let named = |number| BlockAt { channel: format!("channel{number}"), number: 0 };
                 let welcome = hello.answer(|| (0..=CHANNELS_MAX).map(named).collect());

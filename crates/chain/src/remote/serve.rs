@@ -12,7 +12,7 @@ use prost::Message as _;
 
 use super::messages::{
     Ask, BlockAt, BlockResponse, CommitHashResponse, CommitNotification, CommittedTx, ConfigResponse, NodesRequest,
-    NodesResponse, PeerRequest, RemoteFailure, ResultResponse, StatusResponse, TransactionStatus, decode,
+    NodesResponse, PeerRequest, RemoteFailure, ResultResponse, StatusResponse, TransactionStatus,
 };
 use super::private_messages::{
     PrivateBlock, PrivateBlockResponse, PrivatePull, PrivatePullResponse, PrivatePush, ProvidedSet,
@@ -94,7 +94,7 @@ impl<P: PeerView + Endorse + HostsChannels> RpcHandler for ServedLink<P> {
         let notifier = self.notifier.get().cloned();
         Box::pin(async move {
             let request =
-                decode::<PeerRequest>(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
+                PeerRequest::read(request.concat()).map_err(|error| rejected(format!("not a request: {error}")))?;
             let ask = request.ask.ok_or_else(|| rejected("the request is empty or unknown".to_owned()))?;
             match ask {
                 Ask::PrivatePush(push) => server.accept_private(party, push).await,
