@@ -237,8 +237,8 @@ impl Planner<'_> {
             others.push(vec![format!("tls:{}", self.link_port(&name, 2 + index)?)]);
         }
         // After all other ports, so that those keep their numbers.
-        let among_others = if self.compute_nodes > 1 { organizations } else { 0 };
-        for index in 0..among_others {
+        let pooled = if self.storage_nodes { organizations } else { 0 };
+        for index in 0..pooled {
             for node in 0..self.compute_nodes {
                 let name = compute_name(&self.names[index], node);
                 if node > 0 {
@@ -383,7 +383,7 @@ impl Planner<'_> {
                     table_cache_bytes: config.storage.table_cache_bytes,
                     table_hint_bytes: config.storage.table_hint_bytes,
                     clients: self.nodes(place, secrets).collect(),
-                    joining: self.joining(place, secrets),
+                    joining: Some(self.joining(place, secrets)),
                 });
                 self.identify_inner(process, &self.issuer(place)?)?;
             }
@@ -448,10 +448,10 @@ impl Planner<'_> {
         self.compute_nodes.min(CANDIDATES_MAX)
     }
 
-    /// Which compute nodes of an organisation may join its peer later. A peer with one compute node has no followers.
-    fn joining(&self, organization: usize, secrets: &PlanSecrets) -> Option<JoiningFile> {
+    /// Which compute nodes of an organisation may join its peer later.
+    fn joining(&self, organization: usize, secrets: &PlanSecrets) -> JoiningFile {
         let prefix = format!("{}-", compute_name(&self.names[organization], 0));
-        (self.compute_nodes > 1).then(|| JoiningFile { prefix, secret: secrets.joining[organization].clone() })
+        JoiningFile { prefix, secret: secrets.joining[organization].clone() }
     }
 
     /// The candidates of an organisation, with their tokens.
@@ -473,7 +473,7 @@ impl Planner<'_> {
         // On this machine, what the peer has as a whole lies with its first compute node.
         let first_folder =
             matches!(self.placement, Placement::OneHost { .. }).then(|| Path::new("..").join(compute_name(name, 0)));
-        let among = (self.compute_nodes > 1).then(|| PeerNodesFile {
+        let among = self.storage_nodes.then(|| PeerNodesFile {
             address: at.peer_nodes[organization].get(node).cloned(),
             others: (at.peer_nodes[organization].iter().enumerate().filter(|(other, _)| *other != node))
                 .map(|(_, other)| other.clone())
@@ -482,7 +482,7 @@ impl Planner<'_> {
                 true => self.nodes(organization, secrets).filter(|(other, _)| *other != process.name).collect(),
                 false => BTreeMap::new(),
             },
-            joining: self.joining(organization, secrets).filter(|_| node < self.candidates()),
+            joining: (node < self.candidates()).then(|| self.joining(organization, secrets)),
             offload: config.pool.offload,
             spot_check_one_in: config.pool.spot_check_one_in,
             budget_directory: first_folder.clone(),

@@ -20,6 +20,7 @@ use super::messages::{
     Ask, BlockAt, BlockResponse, CommitNotification, ConfigResponse, PeerRequest, StatusRequest, StatusResponse, decode,
 };
 use super::private_messages::{PrivateBlock, PrivateBlockResponse};
+use super::target::PeerTarget;
 use crate::Error;
 use crate::commit::recent::{CommittedBlock, RecentCommittedBlocks};
 use crate::commit::recent_writes::{RecentWrites, WrittenRows};
@@ -30,7 +31,7 @@ use crate::view::ChannelView;
 /// The link to the peer, while there is one.
 pub(super) struct PeerConnection {
     pub(super) name: String,
-    addresses: Vec<String>,
+    target: PeerTarget,
     state: Mutex<ConnectionState>,
     /// How often the link has come up.
     ups: WatchSender<u64>,
@@ -46,9 +47,9 @@ enum ConnectionState {
 }
 
 impl PeerConnection {
-    pub(super) fn new(name: String, addresses: Vec<String>) -> PeerConnection {
+    pub(super) fn new(name: String, target: PeerTarget) -> PeerConnection {
         let state = ConnectionState::Down { reason: "it has not been reached yet".to_owned(), since: None };
-        PeerConnection { name, addresses, state: Mutex::new(state), ups: watch(0).0 }
+        PeerConnection { name, target, state: Mutex::new(state), ups: watch(0).0 }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, ConnectionState> {
@@ -79,7 +80,7 @@ impl PeerConnection {
     /// How much longer a peer that cannot be reached may be in a failover to another compute node.
     fn moving(&self) -> Option<Duration> {
         match &*self.lock() {
-            _ if self.addresses.len() < 2 => None,
+            _ if !self.target.moves() => None,
             ConnectionState::Up(_) => Some(MOVING_MAX),
             ConnectionState::Down { since, .. } => since.and_then(|since| MOVING_MAX.checked_sub(since.elapsed())),
         }
@@ -94,7 +95,7 @@ impl PeerConnection {
     }
 
     fn unreachable(&self, reason: String) -> Error {
-        Error::Unreachable { name: self.name.clone(), address: self.addresses.join(" or "), reason }
+        Error::Unreachable { name: self.name.clone(), address: self.target.addresses().join(" or "), reason }
     }
 
     /// Sends a request. No request changes the peer, so a request whose answer was lost may be repeated; during a
@@ -339,7 +340,7 @@ mod tests {
             let consortium = Consortium::create(ConsortiumConfig::seeded(1, EndorsementRule::Any));
             let config = Arc::new(ChannelConfig::from_block(&consortium.genesis).expect("a genesis block"));
             let rules = Arc::new(ChannelPolicies::new(config, ContractDefinitions::new()).expect("no policies"));
-            let connection = Arc::new(PeerConnection::new("peer0".to_owned(), vec!["nowhere".to_owned()]));
+            let connection = Arc::new(PeerConnection::new("peer0".to_owned(), PeerTarget::Node("nowhere".to_owned())));
             let channel = RemoteChannel::new(connection, rules);
             channel.handle_notification(CommitNotification { number: 6, ..CommitNotification::default() });
             assert_eq!(channel.height(), 7);

@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
     use crate::Peer;
-    use crate::remote::{RemotePeerConfig, ServiceScope, serve_peer};
+    use crate::remote::{PeerTarget, RemotePeerConfig, ServiceScope, serve_peer};
     use crate::support::{CHANNEL, Consortium, ConsortiumConfig, directory, orderer, peer, peer_options, submit};
     use ledger::Code;
     use ledger::lifecycle::ContractDefinition;
@@ -143,7 +143,7 @@ mod tests {
                 drop(serving.expect("the address is free"));
                 let remote = RemotePeer::new(RemotePeerConfig {
                     name: "another peer".to_owned(),
-                    addresses: vec![address.to_owned()],
+                    target: PeerTarget::Node(address.to_owned()),
                     parties,
                     definitions: ContractDefinitions::new(),
                 });

@@ -19,9 +19,9 @@
 //! 4. Only now does the caller show the peer as reachable, and send it proposals and requests for blocks and statuses.
 //! 5. When the link ends, waiting callers get [`crate::Error::Unreachable`], and the caller connects again. It waits longer
 //!    after each failure, up to [`BACKOFF_MAX`].
-//! 6. A peer with several compute nodes has several addresses. Only its primary names channels in the answer to a hello. So
-//!    the caller tries the addresses in turn until a node names channels, and checks periodically whether that node still
-//!    does. Between attempts it waits at most [`MOVE_BACKOFF_MAX`]. During a failover, for up to [`MOVING_MAX`], requests
+//! 6. A peer with several compute nodes is asked at its primary ([`PeerTarget::Primary`]), which is at one of several
+//!    addresses. Only the primary names channels in the answer to a hello. So the caller tries the addresses in turn until
+//!    a node names channels, and checks periodically whether that node still does. Between attempts it waits at most [`MOVE_BACKOFF_MAX`]. During a failover, for up to [`MOVING_MAX`], requests
 //!    and waits for commits do not fail as unreachable: they continue at the next primary, which has every block that the
 //!    old primary has reported.
 //!
@@ -48,6 +48,7 @@ mod orderer;
 mod peer;
 pub mod private_messages;
 mod serve;
+mod target;
 
 pub use channel::RemoteChannel;
 pub use compare::CommitHashComparison;
@@ -59,3 +60,4 @@ pub use member::RemoteMember;
 pub use orderer::{RemoteOrderer, RemoteOrderers, SUBMIT_MAX, serve_orderer};
 pub use peer::{RemotePeer, RemotePeerConfig};
 pub use serve::{ServiceScope, serve_peer};
+pub use target::PeerTarget;

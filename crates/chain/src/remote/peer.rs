@@ -21,6 +21,7 @@ use super::messages::{
     Ask, BlockAt, CommitHashResponse, CommitNotification, ConfigResponse, Hello, NodeReport, NodesRequest,
     NodesResponse, ResultResponse, Welcome, decode,
 };
+use super::target::PeerTarget;
 use super::{
     BACKOFF_MAX, BACKOFF_MIN, HELLO_MAX, MOVE_BACKOFF_MAX, PROBE_MAX, PROBE_PERIOD, PROTOCOL_VERSIONS, REQUESTS_MAX,
 };
@@ -33,9 +34,8 @@ use crate::view::{ChannelView, PeerView};
 pub struct RemotePeerConfig {
     /// Its name, for errors and logs.
     pub name: String,
-    /// The addresses at which it answers ([`super::serve_peer`]). If there are several, one at a time shows the peer's
-    /// channels: its primary, which may change. If there is one, the node at that address is the peer.
-    pub addresses: Vec<String>,
+    /// Where it answers.
+    pub target: PeerTarget,
     /// The organisation of the peer. A node of any other organisation at an address gets no proposals.
     pub parties: Parties,
     /// The contracts of the channels, the same as the peer's.
@@ -58,7 +58,7 @@ struct RemotePeerCore {
 impl RemotePeer {
     /// Starts to connect.
     pub fn new(options: RemotePeerConfig) -> RemotePeer {
-        let connection = PeerConnection::new(options.name.clone(), options.addresses.clone());
+        let connection = PeerConnection::new(options.name.clone(), options.target.clone());
         let connection = Arc::new(connection);
         let channels = RwLock::default();
         let shared = Arc::new(RemotePeerCore { options, connection, channels, reached: CancellationToken::new() });
@@ -172,9 +172,8 @@ impl RemotePeerCore {
         self.channels.read().expect("no holder of this lock panics").values().cloned().collect()
     }
 
-    /// Whether the peer may be found at another address later.
     fn moves(&self) -> bool {
-        self.options.addresses.len() > 1
+        self.options.target.moves()
     }
 
     async fn stay_connected(self: Arc<Self>) {
@@ -182,7 +181,7 @@ impl RemotePeerCore {
         let mut backoff = Backoff::spread(BACKOFF_MIN, pause_max);
         let mut attempt = 0;
         loop {
-            let addresses = &self.options.addresses;
+            let addresses = self.options.target.addresses();
             let reason = match self.connect(&addresses[attempt % addresses.len()]).await {
                 Ok(caller) => {
                     backoff.reset();
@@ -352,7 +351,7 @@ mod tests {
             let gateway = sim.node("gateway").spawn(async {
                 let remote = RemotePeer::new(RemotePeerConfig {
                     name: "a peer".to_owned(),
-                    addresses: vec!["peer".to_owned()],
+                    target: PeerTarget::Node("peer".to_owned()),
                     parties: Parties::anyone(),
                     definitions: ContractDefinitions::new(),
                 });

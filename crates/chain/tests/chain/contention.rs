@@ -12,7 +12,7 @@ use chain::early_abort::outdated_read;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, CuttingMode, Orderer};
 use chain::peer::Peer;
-use chain::remote::{RemotePeer, RemotePeerConfig, ServiceScope, serve_peer};
+use chain::remote::{PeerTarget, RemotePeer, RemotePeerConfig, ServiceScope, serve_peer};
 use chain::view::PeerView;
 use ledger::Code;
 use ledger::config::EndorsementRule;
@@ -53,7 +53,7 @@ impl ContendedNetwork {
         drop(serving.expect("the address is free"));
         let gateway = RemotePeer::new(RemotePeerConfig {
             name: "peer".to_owned(),
-            addresses: vec![address],
+            target: PeerTarget::Node(address),
             parties: anyone,
             definitions: ContractDefinitions::new(),
         });

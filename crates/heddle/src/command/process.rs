@@ -36,16 +36,18 @@ pub async fn run(node: &NodeCommand) -> Result<(), CommandError> {
         // The interrupted start leaves data as after a crash, from which the next start recovers.
         () = signals.received() => return Ok(()),
     };
-    let running = async {
+    let announcing = async {
         process.ready().await?;
         let ready = process.describe();
         let (name, address, metrics) = (&ready.name, &ready.address, ready.metrics);
         output::print(&format!("{name} is ready at {address}; metrics at http://{metrics}/metrics\n"))?;
-        Ok::<_, CommandError>(process.failed().await)
+        std::future::pending::<Result<ProcessEnd, CommandError>>().await
     };
     let failed = tokio::select! {
         () = signals.received() => None,
-        failed = running => Some(failed?),
+        // It may fail before it is ready.
+        failed = process.failed() => Some(failed),
+        failed = announcing => Some(failed?),
     };
     let name = process.describe().name.clone();
     let is_orphan = *bound && rustix::process::getppid() != parent;

@@ -19,7 +19,9 @@ use base::rt::net::Parties;
 use chain::LocalMember;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, OrderingEngines, SoloEngines};
-use chain::remote::{RemoteOrderers, RemotePeer, RemotePeerConfig, ServiceScope, serve_orderer, serve_peer};
+use chain::remote::{
+    PeerTarget, RemoteOrderers, RemotePeer, RemotePeerConfig, ServiceScope, serve_orderer, serve_peer,
+};
 use chain::view::PeerView;
 use futures_util::future::{join_all, try_join_all};
 use gateway::service::{Endorser, OrdererEndpoint, OrdererService, TransactionIntake};
@@ -404,7 +406,8 @@ async fn view(
     }
     let registry = contracts::registry(&network.config)?;
     let definitions = contracts::definitions(&network.config, &registry)?;
-    let view = Arc::new(RemotePeer::new(RemotePeerConfig { name, addresses, parties: Parties::anyone(), definitions }));
+    let (target, parties) = (PeerTarget::Primary(addresses), Parties::anyone());
+    let view = Arc::new(RemotePeer::new(RemotePeerConfig { name, target, parties, definitions }));
     view.reached().await;
     // Wait for the followers too: a network that is ready answers at all compute nodes.
     join_all(nodes.iter().map(|node| node.ready())).await;

@@ -11,8 +11,8 @@ use block_transport::SourceAddresses;
 use chain::endorse::Endorse;
 use chain::order::{AcknowledgeMode, Broadcast, OrderingEngines, SoloEngines};
 use chain::remote::{
-    CommitHashComparison, RemoteMember, RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerConfig, ServiceScope,
-    serve_orderer, serve_peer,
+    CommitHashComparison, PeerTarget, RemoteMember, RemoteOrderer, RemoteOrderers, RemotePeer, RemotePeerConfig,
+    ServiceScope, serve_orderer, serve_peer,
 };
 use gateway::service::{BalancedEndorser, Endorser, OrdererEndpoint, OrdererService, TransactionIntake};
 use identity::issue::{MspDirectory, TlsIdentity};
@@ -334,7 +334,7 @@ impl RoleContext<'_> {
             let node = |address: &String| {
                 Arc::new(RemotePeer::new(RemotePeerConfig {
                     name: format!("the peer of {msp_id}"),
-                    addresses: vec![address.clone()],
+                    target: PeerTarget::Node(address.clone()),
                     parties: Parties::of([msp_id]),
                     definitions: definitions.clone(),
                 }))
@@ -446,9 +446,9 @@ impl RoleContext<'_> {
         let config = file::process_config(&section.organizations, &section.contracts, &section.limits);
         let registry = contracts::registry_without(&config.contracts, &section.service_contracts)?;
         let definitions = contracts::definitions(&config, &registry)?;
-        let remote = |name: String, addresses: &[String], parties: &Parties| {
-            let (addresses, parties, definitions) = (addresses.to_vec(), parties.clone(), definitions.clone());
-            Arc::new(RemotePeer::new(RemotePeerConfig { name, addresses, parties, definitions }))
+        let remote = |name: String, target: PeerTarget, parties: &Parties| {
+            let (parties, definitions) = (parties.clone(), definitions.clone());
+            Arc::new(RemotePeer::new(RemotePeerConfig { name, target, parties, definitions }))
         };
         // A compute node of this organisation has proved that it knows this gateway's token.
         let own_nodes = Parties::anyone();
@@ -458,29 +458,26 @@ impl RoleContext<'_> {
             let node = |(number, address): (usize, &String)| {
                 let count =
                     if addresses.len() > 1 { format!("compute node {} of ", number + 1) } else { String::new() };
-                remote(format!("{count}{whose}"), std::slice::from_ref(address), parties)
+                remote(format!("{count}{whose}"), PeerTarget::Node(address.clone()), parties)
             };
             addresses.iter().enumerate().map(node).collect()
         };
         let mut tasks = Vec::new();
-        // A peer with several compute nodes may get more of them, and says how loaded each is.
+        // A peer may get more compute nodes, and says how loaded each is.
         let mut endorse = |whose: &str,
                            nodes: &[Arc<RemotePeer>],
                            addresses: &[String],
                            peers: Vec<Arc<RemotePeer>>,
                            parties: &Parties,
                            scheme| {
-            if let [only] = nodes {
-                return only.clone() as Arc<dyn Endorse>;
-            }
             let known = addresses.iter().cloned().zip(nodes.iter().map(|node| node.clone() as Arc<dyn Endorse>));
             let balanced = Arc::new(BalancedEndorser::at(known.collect()));
             let (definitions, parties, name) =
                 (definitions.clone(), parties.clone(), format!("a compute node of {whose}"));
             let connect = move |address: &str| {
-                let (addresses, name) = (vec![address.to_owned()], format!("{name} at {address}"));
+                let (target, name) = (PeerTarget::Node(address.to_owned()), format!("{name} at {address}"));
                 let config =
-                    RemotePeerConfig { name, addresses, parties: parties.clone(), definitions: definitions.clone() };
+                    RemotePeerConfig { name, target, parties: parties.clone(), definitions: definitions.clone() };
                 Arc::new(RemotePeer::new(config)) as Arc<dyn Endorse>
             };
             let learning = learn_nodes(balanced.clone(), peers, scheme, connect, self.stop.clone());
@@ -490,9 +487,7 @@ impl RoleContext<'_> {
         let whose = "the organisation's peer";
         let own = nodes(whose, &section.compute, &own_nodes);
         let mut peers = own.clone();
-        if peers.len() > 1 {
-            peers.insert(0, remote(whose.to_owned(), &section.compute, &own_nodes));
-        }
+        peers.insert(0, remote(whose.to_owned(), PeerTarget::Primary(section.compute.clone()), &own_nodes));
         let endorses = endorse(whose, &own, &section.compute, vec![peers[0].clone()], &own_nodes, NodeScheme::Own);
         let mut comparisons = Vec::new();
         let others = section.others.iter().map(|(msp_id, addresses)| {

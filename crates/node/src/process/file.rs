@@ -221,12 +221,14 @@ impl NodeFile {
                 return Err(("compute.savepoint_blocks", problem));
             }
             if let Some(peer_nodes) = &compute.peer_nodes {
-                let most = if peer_nodes.address.is_some() { CANDIDATES_MAX - 1 } else { CANDIDATES_MAX };
-                if peer_nodes.others.is_empty() || peer_nodes.others.len() > most {
-                    let count = peer_nodes.others.len();
+                // The only candidate has no others.
+                let (least, most) =
+                    if peer_nodes.address.is_some() { (0, CANDIDATES_MAX - 1) } else { (1, CANDIDATES_MAX) };
+                let count = peer_nodes.others.len();
+                if !(least..=most).contains(&count) {
                     return Err((
                         "compute.peer_nodes.others",
-                        format!("has {count} addresses; it must have 1 to {most}"),
+                        format!("has {count} addresses; it must have {least} to {most}"),
                     ));
                 }
                 for address in peer_nodes.address.iter().chain(&peer_nodes.others) {

@@ -6,7 +6,7 @@ use crate::common::{TestNetwork, args, config};
 use base::rt;
 use base::rt::net::{GatherList, rpc};
 use chain::remote::messages::Welcome;
-use chain::remote::{PROTOCOL_VERSIONS, RemotePeer, RemotePeerConfig};
+use chain::remote::{PROTOCOL_VERSIONS, PeerTarget, RemotePeer, RemotePeerConfig};
 use node::Network;
 use node::config::PeerMode;
 use prost::Message as _;
@@ -174,7 +174,7 @@ async fn roles_of_different_releases_refuse_each_other_and_say_so() {
     let peer = RemotePeer::new(RemotePeerConfig {
         parties: rt::net::Parties::anyone(),
         name: "compute-org1".to_owned(),
-        addresses: vec!["a peer of another release".to_owned()],
+        target: PeerTarget::Node("a peer of another release".to_owned()),
         definitions: Default::default(),
     });
     let start = std::time::Instant::now();

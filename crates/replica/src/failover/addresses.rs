@@ -31,6 +31,11 @@ pub struct PeerAddresses {
 }
 
 impl PeerAddresses {
+    /// Whether no other node of the peer can be its primary.
+    pub(super) fn is_only_candidate(&self) -> bool {
+        self.address.is_some() && self.others.is_empty()
+    }
+
     /// How to ask the storage node under no epoch.
     pub fn storage_node(&self) -> RemoteStoreConfig {
         let PeerAddresses { storage, token, channel, .. } = self.clone();

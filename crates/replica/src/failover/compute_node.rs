@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use base::rt::{self, AbortOnDrop, CancellationToken, Task};
+use base::rt::{self, AbortOnDrop, Backoff, CancellationToken, Task};
 use base::{Epoch, ErrorKind};
 
 use super::{
@@ -16,6 +16,8 @@ use crate::events;
 const NEVER_FOLLOWED_FACTOR: u32 = 4;
 /// The pause after a primary has ended or has failed to start.
 const RESTART_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause of the only candidate between two attempts to become the primary.
+const ALONE_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// How often the gauges are updated.
 const GAUGE_PERIOD: Duration = Duration::from_millis(100);
 
@@ -208,6 +210,11 @@ impl<P: PeerRoles> ComputeNodeCore<P> {
                     self.fail(error);
                     break;
                 }
+                // Another process uses this node's files. Two of them would fence each other for ever.
+                ErrorKind::Fenced if self.config.addresses.is_only_candidate() => {
+                    self.fail(error);
+                    break;
+                }
                 ErrorKind::Fenced => tracing::info!(node = name, "another compute node is the primary now"),
                 _ => tracing::warn!(node = name, %error, "is the primary no longer, or not yet"),
             }
@@ -223,12 +230,34 @@ impl<P: PeerRoles> ComputeNodeCore<P> {
         self.failed.cancel();
     }
 
+    /// Step 3 for the only candidate of its peer: there is nobody to follow or to wait for.
+    ///
+    /// # Errors
+    /// Those that another attempt would meet again.
+    async fn begin_alone(&self) -> Result<Epoch, P::Error> {
+        let mut backoff = Backoff::new(RESTART_PAUSE, ALONE_PAUSE_MAX);
+        loop {
+            let storage_node = self.config.addresses.storage_node();
+            match begin_epoch(storage_node, None, self.config.watermark.as_deref()).await {
+                Ok(epoch) => return Ok(epoch),
+                Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) => {
+                    return Err(error.into());
+                }
+                Err(error) => tracing::warn!(node = self.config.name, %error, "cannot become the primary yet"),
+            }
+            backoff.wait().await;
+        }
+    }
+
     /// Steps 1 to 3: returns when this node has an epoch of its own.
     ///
     /// # Errors
     /// If the storage node holds data on which no primary can start: damaged data, or blocks and tables that do not
     /// belong together.
     async fn follow_primary(self: &Arc<Self>) -> Result<Epoch, P::Error> {
+        if self.config.addresses.is_only_candidate() {
+            return self.begin_alone().await;
+        }
         let timeouts = self.config.failover_timeouts;
         let locator = Arc::new(PrimaryLocator::new(self.config.addresses.clone()));
         let followed = self.roles.follow(locator.clone());

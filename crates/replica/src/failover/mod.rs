@@ -20,7 +20,8 @@
 //!    answer, and its newest epoch must not have changed for the short time. Then it asks the storage node to
 //!    start the next epoch ([`begin_epoch`]), unless the storage node lacks the last block that this node has
 //!    [noted](storage::watermark) as durable. If several followers ask, the storage node accepts one of them; the
-//!    others return to step 1 and find the new primary.
+//!    others return to step 1 and find the new primary. A peer's only candidate waits for nothing and asks at once; if it is
+//!    fenced later, another process runs with its files, and it ends.
 //! 4. From then on the storage node rejects writes of the old primary. The new primary listens at its address, so that
 //!    the other nodes see that an epoch has started. It opens blocks, rows and memory under its epoch, replays the
 //!    blocks above the savepoint, and receives blocks from the orderers ([`PeerRoles::open_primary`]).

@@ -10,7 +10,7 @@ use base::rt::net::Parties;
 use base::rt::{self, AbortOnDrop, CancellationToken};
 use base::{Bytes, ChannelId, MspId, TxId};
 use chain::endorse::{Endorse, HostsChannels};
-use chain::remote::{RemoteMember, RemotePeer, RemotePeerConfig, ServiceScope, serve_peer};
+use chain::remote::{PeerTarget, RemoteMember, RemotePeer, RemotePeerConfig, ServiceScope, serve_peer};
 use chain::view::PeerView;
 use ledger::rwset::PrivateSet;
 use private_data::{MemberPeer, MemberPeers, SetDigest};
@@ -41,7 +41,7 @@ pub fn member_peers(network: &Network, own: usize) -> Arc<MemberPeers> {
     for other in (0..ORGANIZATIONS).filter(|other| *other != own) {
         let nodes = network.scenario.compute_nodes(other).into_iter().map(|node| {
             Arc::new(RemotePeer::new(RemotePeerConfig {
-                addresses: vec![others_address(&node)],
+                target: PeerTarget::Node(others_address(&node)),
                 name: node,
                 parties: Parties::anyone(),
                 definitions: network.definitions(),

@@ -6,7 +6,7 @@ use prost::Message as _;
 use proto::common::{Envelope, Payload, SignatureHeader};
 
 use super::*;
-use crate::remote::{RemotePeer, RemotePeerConfig, ServiceScope, serve_peer};
+use crate::remote::{PeerTarget, RemotePeer, RemotePeerConfig, ServiceScope, serve_peer};
 use crate::view::PeerView as _;
 
 /// A block of a channel recorded from Fabric, as an orderer sent it.
@@ -54,7 +54,7 @@ fn configurations_take_effect_in_the_order_of_blocks_and_after_a_restart() {
         let serving = serving.expect("the address is free");
         let gateway = RemotePeer::new(RemotePeerConfig {
             name: "peer".to_owned(),
-            addresses: vec!["links".to_owned()],
+            target: PeerTarget::Node("links".to_owned()),
             parties: anyone,
             definitions: Default::default(),
         });

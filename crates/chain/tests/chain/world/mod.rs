@@ -14,7 +14,7 @@ use chain::Channel;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, Orderer, OrdererSetup, SoloEngines};
 use chain::peer::Peer;
-use chain::remote::{RemoteOrderer, RemotePeer, RemotePeerConfig, serve_orderer};
+use chain::remote::{PeerTarget, RemoteOrderer, RemotePeer, RemotePeerConfig, serve_orderer};
 use chain::view::PeerView;
 use ledger::Block;
 use ledger::Code;
@@ -99,7 +99,7 @@ impl RemoteNetwork {
     pub fn of(peers: impl IntoIterator<Item = String>, orderer: Box<dyn Broadcast>) -> RemoteNetwork {
         let peers = peers.into_iter().map(|name| {
             RemotePeer::new(RemotePeerConfig {
-                addresses: vec![name.clone()],
+                target: PeerTarget::Node(name.clone()),
                 parties: Parties::anyone(),
                 name,
                 definitions: ContractDefinitions::new(),
