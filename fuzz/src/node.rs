@@ -3,11 +3,11 @@
 
 use base::fuzz::{FuzzTarget, InputShape, untrusted, within};
 use base::{Bytes, BytesMut};
+use link_transport::frames::{self, DecodedFrame};
 use node::config::HeddleConfig;
 use node::control;
 use node::process::ProcessRole;
 use node::process::file::NodeFile;
-use node::transport::frames::{self, DecodedFrame};
 use prost::Message;
 use proto::{common, gateway, orderer, protos};
 

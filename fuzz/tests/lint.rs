@@ -81,7 +81,7 @@ const DECODERS: &[&str] = &[
     "ledger/src/transaction/results.rs",
     "ledger/src/wire.rs",
     "node/src/control/mod.rs",
-    "node/src/transport/frames.rs",
+    "link_transport/src/frames.rs",
     "p256_verify/src/signature.rs",
     "pool/src/message.rs",
     "pool/src/space/read_grant.rs",

@@ -40,6 +40,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("chain", 7),
     ("manager", 7),
     ("gateway", 8),
+    ("link_transport", 8),
     ("node", 9),
     ("heddle", 10),
     ("simulator", 10),

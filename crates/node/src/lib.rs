@@ -36,7 +36,6 @@
 //! * [`network`]: certificates, genesis block, orderer, peers and gateways; creates, opens, runs and stops a network.
 //! * [`process`]: runs one role as a separate process. [`plan`]: the processes of a network, and their files.
 //! * [`Endpoints`]: the listening addresses of a network, for clients on the same machine.
-//! * [`transport`]: links between processes, over TCP and mutual TLS.
 //! * [`Overview`]: metrics and health of all processes of a network on one page.
 //! * [`control`]: the interface through which an operator queries and changes the memory of a running peer and the
 //!   members of an ordering group.
@@ -92,7 +91,6 @@ pub mod process;
 mod profile;
 mod roles;
 mod services;
-pub mod transport;
 
 pub(crate) use boxed::Boxed;
 pub use config::{ConfigError, HeddleConfig};

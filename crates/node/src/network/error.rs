@@ -78,7 +78,7 @@ pub enum NodeError {
     Tls(#[from] gateway::server::ServerTlsError),
     /// TLS of links.
     #[error(transparent)]
-    LinkTls(crate::transport::LinkTlsError),
+    LinkTls(link_transport::LinkTlsError),
     /// A provider of remote memory access.
     #[error("{who}: {source}")]
     Provider {

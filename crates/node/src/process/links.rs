@@ -27,7 +27,7 @@ use super::file::{GENESIS, TRUST};
 use super::sections::{JoiningFile, Secret};
 use crate::network::NodeError;
 use crate::services::{Services, WatchedProvider};
-use crate::transport::{self, OrganizationRoots, TlsTransport};
+use link_transport::{LinkTlsIdentity, OrganizationRoots, TLS_SCHEME, TlsTransport};
 
 const SHM: &str = "shm";
 const TCP: &str = "tcp";
@@ -257,12 +257,10 @@ impl Denials for CertificateDenials {
 /// below `folder`.
 pub(crate) fn register_tls(folder: &Path, identity: &TlsIdentity) -> Result<(), NodeError> {
     let organisations = trusted(folder)?;
-    let own = transport::LinkTlsIdentity {
-        certificate_pem: identity.certificate_pem.to_vec(),
-        key_pem: identity.key_pem.to_vec(),
-    };
+    let own =
+        LinkTlsIdentity { certificate_pem: identity.certificate_pem.to_vec(), key_pem: identity.key_pem.to_vec() };
     let tls = TlsTransport::new(&own, &organisations).map_err(NodeError::LinkTls)?.revoking(&revocations(folder)?);
-    base::rt::net::register(transport::TLS_SCHEME, Arc::new(tls));
+    base::rt::net::register(TLS_SCHEME, Arc::new(tls));
     Ok(())
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::transport::tcp::TcpTransport;
-use crate::transport::tls::TlsTransport;
+use crate::tcp::TcpTransport;
+use crate::tls::TlsTransport;
 
 /// The scheme of [`TcpTransport`].
 pub const TCP_SCHEME: &str = "tcp";

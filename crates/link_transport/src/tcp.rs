@@ -5,9 +5,9 @@ use std::io;
 use base::rt::net::{BoxFuture, Link, Transport, TransportListener};
 use tokio::net::TcpStream;
 
-use crate::transport::accept::AcceptLoop;
-use crate::transport::frames;
-use crate::transport::socket::{CONNECT_TIME_MAX, HELLO_TIME_MAX, dial, within};
+use crate::accept::AcceptLoop;
+use crate::frames;
+use crate::socket::{CONNECT_TIME_MAX, HELLO_TIME_MAX, dial, within};
 
 /// Links over plain TCP, for a network that both sides trust.
 #[derive(Clone, Copy, Debug, Default)]

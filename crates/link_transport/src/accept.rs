@@ -10,7 +10,7 @@ use base::rt::channel::{Closed, Receiver, Sender, TrySendError, bounded};
 use base::rt::net::{BACKLOG_LINKS_MAX, Link, TransportListener};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::transport::socket::{tune, within};
+use crate::socket::{tune, within};
 
 /// Maximum of connections at one listener that are not links yet.
 pub(super) const UNAUTHENTICATED_MAX: usize = 512;

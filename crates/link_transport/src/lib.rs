@@ -16,6 +16,9 @@
 //!
 //! [`frames`] has the frames and the two halves of a link.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
+#![deny(missing_docs)]
+
 mod accept;
 pub mod frames;
 mod schemes;
