@@ -134,6 +134,17 @@ pub fn holder(dir: &Path) -> Result<Option<u32>, CommandError> {
     Ok(text.trim().parse().ok())
 }
 
+/// Whether a process runs, and was started with this configuration file. Another process may have the ID of one that
+/// has ended.
+pub fn runs_with(process: u32, config: &Path) -> bool {
+    let line = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    // It may have been given a path from its own directory.
+    let start = std::fs::read_link(format!("/proc/{process}/cwd")).unwrap_or_default();
+    let Ok(wanted) = std::fs::canonicalize(config) else { return false };
+    let mut words = line.split(|byte| *byte == 0).filter_map(|word| std::str::from_utf8(word).ok());
+    words.any(|word| !word.is_empty() && std::fs::canonicalize(start.join(word)).is_ok_and(|path| path == wanted))
+}
+
 /// Asks a process to end.
 ///
 /// # Errors

@@ -57,7 +57,8 @@ fn run(command: Command) -> Result<(), CommandError> {
             Command::Config => output::print(node::HeddleConfig::default_text()),
             Command::Peer(cli::peer::PeerCommand::Memory(memory)) => command::peer::memory(&memory).await,
             Command::Peer(cli::peer::PeerCommand::Nodes(nodes)) => command::peer::nodes(&nodes).await,
-            Command::Peer(cli::peer::PeerCommand::AddNode(node)) => command::peer::add_node(&node),
+            Command::Peer(cli::peer::PeerCommand::AddNode(node)) => command::peer::add_node(&node).await,
+            Command::Peer(cli::peer::PeerCommand::RemoveNode(node)) => command::peer::remove_node(&node).await,
             Command::Deny(cli::deny::DenyCommand::Add(add)) => command::deny::add(&add),
             Command::Deny(cli::deny::DenyCommand::List(list)) => command::deny::list(&list),
             Command::Orderer(cli::orderer::OrdererCommand::Members(members)) => {

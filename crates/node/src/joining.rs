@@ -28,8 +28,14 @@ use crate::process::file::{GENESIS, MSP, NODE_FILE, NodeFile, PeerNodesFile, Pro
 pub struct JoiningNode {
     /// Such as `compute-org1-3`.
     pub name: String,
+    /// Its number among the peer's compute nodes, from 2 on.
+    pub number: usize,
     /// The folder of its files.
     pub folder: PathBuf,
+    /// Its address for gateways of its organisation.
+    pub address: String,
+    /// Its address for other organisations.
+    pub others_address: String,
 }
 
 impl JoiningNode {
@@ -50,23 +56,33 @@ pub fn add_compute_node(
     organization: &str,
     remote: Option<SocketAddr>,
 ) -> Result<JoiningNode, NodeError> {
+    let is_free = |number: &usize| !compute_folder(network, organization, *number - 1).exists();
+    let number = (2..=NODES_MAX).find(is_free).ok_or_else(|| {
+        NodeError::Joining(format!("the peer has {NODES_MAX} compute nodes; remove the folder of one that has left"))
+    })?;
+    make_compute_node(network, organization, number, remote)
+}
+
+/// As [`add_compute_node`], for the node of this number, whose files may exist.
+pub(crate) fn make_compute_node(
+    network: &Path,
+    organization: &str,
+    number: usize,
+    remote: Option<SocketAddr>,
+) -> Result<JoiningNode, NodeError> {
     let first = compute_folder(network, organization, 0);
     let path = first.join(NODE_FILE);
     let file = NodeFile::load(ProcessRole::Compute, &path)?;
     let mut compute = file.compute().clone();
     let no_joining = || {
         NodeError::Joining(format!(
-            "{}: no compute node can join this peer; plan it with pool.compute_nodes = 2 or more, by this release",
+            "{}: no compute node can join this peer: it keeps its state on its own disk, or was planned by an earlier release",
             path.display()
         ))
     };
     let peer_nodes = compute.peer_nodes.take().ok_or_else(no_joining)?;
     let joining = peer_nodes.joining.ok_or_else(no_joining)?;
-    let is_free = |number: &usize| !compute_folder(network, organization, *number).exists();
-    let number = (1..NODES_MAX).find(is_free).ok_or_else(|| {
-        NodeError::Joining(format!("the peer has {NODES_MAX} compute nodes; remove the folder of one that has left"))
-    })?;
-    let (name, folder) = (compute_name(organization, number), compute_folder(network, organization, number));
+    let (name, folder) = (compute_name(organization, number - 1), compute_folder(network, organization, number - 1));
 
     let mut ports = AddedPorts::new(remote);
     let host = ports.host();
@@ -101,8 +117,9 @@ pub fn add_compute_node(
     }
     issuer.issue_tls(CertificateRole::Peer, "compute", &hosts)?.write(&folder, CertificateRole::Peer)?;
     let metrics = SocketAddr::new(file.metrics.ip(), metrics_port);
+    let (address, others_address) = (compute.address.clone(), compute.others_address.clone());
     let file = NodeFile { name: name.clone(), metrics, compute: Some(compute), ..file };
-    let joining = JoiningNode { name, folder };
+    let joining = JoiningNode { name, number, folder, address, others_address };
     let text = file.to_text();
     NodeFile::parse(ProcessRole::Compute, &text, &joining.config().display().to_string())?;
     write_private(&joining.config(), text.as_bytes())?;
@@ -130,6 +147,7 @@ mod tests {
     use replica::CANDIDATES_MAX;
 
     use super::*;
+    use crate::added_nodes::AddedNodes;
     use crate::network::Network;
     use crate::plan::Placement;
     use crate::process::file::ComputeFile;
@@ -164,21 +182,32 @@ mod tests {
         assert_eq!(last.others.len(), CANDIDATES_MAX);
         assert_eq!(files.last().expect("there are some").token.token().bytes(), own(CANDIDATES_MAX).bytes());
 
-        let joined = add_compute_node(&path, organization, None).expect("there is room");
+        let joined = AddedNodes::add(&path, organization, None).expect("there is room");
         assert_eq!(joined.name, compute_name(organization, CANDIDATES_MAX + 1));
         let file = compute(&joined.folder);
         assert_eq!(file.token.token().bytes(), own(CANDIDATES_MAX + 1).bytes());
         assert!(files.iter().all(|other| other.address != file.address && other.others_address != file.others_address));
-        let remote = add_compute_node(&path, organization, Some(([10, 0, 0, 5], 7400).into())).expect("there is room");
+        let elsewhere = Some(([10, 0, 0, 5], 7400).into());
+        let remote = AddedNodes::add(&path, organization, elsewhere).expect("there is room");
         assert_eq!(compute(&remote.folder).others_address, "tls:10.0.0.5:7401");
         assert!(joined.folder.join(MSP).is_dir() && remote.folder.join(GENESIS).is_file());
 
-        // A peer of one node has no port for followers.
+        // The next plan has new secrets, and makes its files again.
+        let sockets = folder.path().to_owned();
+        let again = network.plan(&Placement::OneHost { sockets }).expect("it can be planned");
+        let added: Vec<&str> =
+            again.processes.iter().filter(|process| process.is_added).map(|process| process.name.as_str()).collect();
+        assert_eq!(added, [joined.name.as_str()], "a plan for one machine has no other hosts");
+        let first = compute(&compute_folder(&path, organization, 0)).peer_nodes.expect("it has a port for followers");
+        let secret = &first.joining.as_ref().expect("others may join").secret;
+        assert_eq!(compute(&joined.folder).token.token().bytes(), secret.of_process(&joined.name).token().bytes());
+
+        // A peer that was planned by an earlier release with one node has no port for followers.
         let first = compute_folder(&path, organization, 0).join(NODE_FILE);
         let mut alone = NodeFile::load(ProcessRole::Compute, &first).expect("it was written");
         alone.compute.as_mut().expect("it is one").peer_nodes = None;
         write_private(&first, alone.to_text().as_bytes()).expect("it can be written");
         let error = add_compute_node(&path, organization, None).expect_err("nobody can join");
-        assert!(error.to_string().contains("pool.compute_nodes = 2"), "{error}");
+        assert!(error.to_string().contains("on its own disk"), "{error}");
     }
 }

@@ -39,6 +39,7 @@
 //! * [`Overview`]: metrics and health of all processes of a network on one page.
 //! * [`control`]: the interface through which an operator queries and changes the memory of a running peer and the
 //!   members of an ordering group.
+//! * [`added_nodes`] and [`joining`]: the compute nodes that are added to a peer, and their files.
 //! * [`membership`]: the files of an orderer that is added or removed.
 //! * [`kv`]: the replicated key-value store as a program, and its client.
 //! * [`logging`]: log lines. Metrics are served by the running network.
@@ -64,6 +65,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
 #![deny(missing_docs)]
 
+pub mod added_nodes;
 mod boxed;
 mod chaincode_port;
 mod chaincodes;

@@ -17,6 +17,7 @@
 use std::net::SocketAddr;
 
 use super::planner::Planner;
+use crate::added_nodes::AddedNodes;
 use crate::config::PeerMode;
 use crate::membership::{self, AddedOrderer};
 use crate::network::orderer_set::OrdererSet;
@@ -51,7 +52,14 @@ impl Network {
             compute_nodes: if is_pooled { config.pool.compute_nodes } else { 1 },
             held: Vec::new(),
         };
-        planner.plan()
+        let compute_nodes = planner.compute_nodes;
+        let mut plan = planner.plan()?;
+        if is_pooled {
+            let one_host = matches!(placement, Placement::OneHost { .. });
+            let added = AddedNodes::renew(self.path(), compute_nodes, one_host)?;
+            plan.processes.extend(added.iter().map(|(node, address)| PlannedProcess::compute(node, *address)));
+        }
+        Ok(plan)
     }
 
     /// Publishes the addresses of a network of processes: profiles for clients, and `endpoints.json`.

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use crate::joining::JoiningNode;
 use crate::membership::AddedOrderer;
 use crate::process::file::{NODE_FILE, ProcessRole};
 
 pub(super) const ORDERER: &str = "orderer";
+/// The callers within a process's organisation.
+pub(super) const OWN: &str = "its organisation";
 /// The callers of gateways and orderers over gRPC.
 pub(super) const CLIENTS: &str = "clients";
 pub(super) const METRICS: &str = "ports.metrics";
@@ -65,15 +68,26 @@ pub struct PlannedProcess {
     pub(super) index: usize,
     /// Its index among the compute nodes of its organisation.
     pub(super) node: usize,
+    /// Whether it is a compute node that was added to its peer ([`AddedNodes`](crate::added_nodes::AddedNodes)).
+    pub is_added: bool,
 }
 
 impl PlannedProcess {
+    /// A compute node that was added to its peer.
+    pub fn compute(added: &JoiningNode, address: Option<SocketAddr>) -> PlannedProcess {
+        let JoiningNode { name, number, folder, .. } = added.clone();
+        let answers = vec![(OWN, added.address.clone()), ("other organisations", added.others_address.clone())];
+        let host = address.map_or(IpAddr::from(Ipv4Addr::LOCALHOST), |address| address.ip());
+        let (role, node) = (ProcessRole::Compute, number - 1);
+        PlannedProcess { name, role, host, folder, answers, index: 0, node, is_added: true }
+    }
+
     /// An orderer that was added on this machine after the plan was made.
     pub fn orderer(added: &AddedOrderer) -> PlannedProcess {
         let AddedOrderer { name, folder, address, answers: [blocks, intake, clients], .. } = added.clone();
         let answers = vec![("compute nodes", blocks), ("gateways", intake), (CLIENTS, clients), ("orderers", address)];
         let host = IpAddr::from(Ipv4Addr::LOCALHOST);
-        PlannedProcess { name, role: ProcessRole::Orderer, host, folder, answers, index: 0, node: 0 }
+        PlannedProcess { name, role: ProcessRole::Orderer, host, folder, answers, index: 0, node: 0, is_added: false }
     }
 
     /// The address at which it answers clients.

@@ -12,7 +12,7 @@ use super::chaincodes::PACKAGES_FOLDER;
 use super::contracts;
 use super::free_ports::{bind_free, port_behind};
 use super::planned::{
-    CLIENTS, INNER_PORTS, LOG_NODE, METRICS, ORDERER, PORTS_MAX, Placement, PlannedProcess, ProcessPlan,
+    CLIENTS, INNER_PORTS, LOG_NODE, METRICS, ORDERER, OWN, PORTS_MAX, Placement, PlannedProcess, ProcessPlan,
     SOCKET_PATH_BYTES_MAX,
 };
 use super::planned_chaincodes::PlannedChaincodes;
@@ -147,7 +147,16 @@ impl Planner<'_> {
             .chain(of(ProcessRole::Gateway))
             .map(|(name, role, place, node)| {
                 let folder = self.network.path().join(NODES).join(&name);
-                PlannedProcess { host: self.host(&name), name, role, folder, answers: Vec::new(), index: place, node }
+                PlannedProcess {
+                    host: self.host(&name),
+                    name,
+                    role,
+                    folder,
+                    answers: Vec::new(),
+                    index: place,
+                    node,
+                    is_added: false,
+                }
             })
             .collect()
     }
@@ -300,15 +309,14 @@ impl Planner<'_> {
     /// The callers of a process and its address for each.
     fn answers(&self, process: &PlannedProcess, at: &PlanAddresses) -> Vec<(&'static str, String)> {
         let PlannedProcess { index: place, node, .. } = *process;
-        let own = "its organisation";
         match process.role {
             ProcessRole::Memory if node == LOG_NODE => vec![("orderers", at.log[place].clone())],
             ProcessRole::Memory => vec![("compute nodes", at.memory[place].clone())],
-            ProcessRole::Storage => vec![(own, at.storage[place].clone())],
+            ProcessRole::Storage => vec![(OWN, at.storage[place].clone())],
             ProcessRole::Compute => {
                 let among = at.peer_nodes[place].get(node).map(|address| ("its peer's compute nodes", address.clone()));
                 let always =
-                    [(own, at.compute[place][node].clone()), ("other organisations", at.others[place][node].clone())];
+                    [(OWN, at.compute[place][node].clone()), ("other organisations", at.others[place][node].clone())];
                 let chaincodes = at.chaincodes[place].get(node).map(|address| ("chaincodes", address.to_string()));
                 always.into_iter().chain(among).chain(chaincodes).collect()
             }

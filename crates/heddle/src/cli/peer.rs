@@ -12,17 +12,19 @@ pub enum PeerCommand {
     Memory(PeerMemoryArguments),
     Nodes(PeerNodesArguments),
     AddNode(PeerAddNodeArguments),
+    RemoveNode(PeerRemoveNodeArguments),
 }
 
-/// Make the files of a compute node that joins a running peer
+/// Add a compute node to a running peer
 ///
-/// Makes DIR/nodes/compute-ORG-N, and names the command that starts it. The node joins by itself: it finds the primary,
-/// and gateways learn of it from the primary. It runs proposals and verifies blocks, and never becomes the primary. Ended
-/// by SIGTERM it finishes what it has and leaves; if it dies or stands still, the others go on without it.
+/// Makes DIR/nodes/compute-ORG-N. `heddle up --isolate` starts the node at once, and again at each later start; for other
+/// networks the command that starts it is shown. The node joins by itself: it finds the primary, and gateways learn of it
+/// from the primary. It runs proposals and verifies blocks, and never becomes the primary. Ended by SIGTERM it finishes
+/// what it has and leaves; if it dies or stands still, the others go on without it.
 ///
 /// With --host and --port the node is for another host: copy the folder there. It uses three ports, starting at --port:
-/// for its organisation's gateways, for other organisations, and for metrics. The peer needs pool.compute_nodes = 2 or
-/// more. A new plan, which each start of `heddle up --isolate` makes, has new tokens: add the node again then.
+/// for its organisation's gateways, for other organisations, and for metrics. `heddle plan` makes its files again, with
+/// those of all other processes.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -43,6 +45,21 @@ pub struct PeerAddNodeArguments {
     /// The first of its ports
     #[arg(long, value_name = "PORT", requires = "host", value_parser = clap::value_parser!(u16).range(1024..=65_000))]
     pub port: Option<u16>,
+}
+
+/// Remove a compute node that was added to a peer
+///
+/// The node gets nothing new, answers what it has, and leaves without delaying a block; then its folder is removed. Its
+/// supervisor ends it, or this command, if it runs on this machine. Nodes of the plan are as many as pool.compute_nodes
+/// says.
+#[derive(Args, Debug, Clone)]
+#[command(verbatim_doc_comment, after_help = "Example:\n  heddle peer remove-node compute-org1-3")]
+pub struct PeerRemoveNodeArguments {
+    /// The node, such as compute-org1-3
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    #[command(flatten)]
+    pub directory: DirectoryArguments,
 }
 
 /// The peer that a command asks.

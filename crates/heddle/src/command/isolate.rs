@@ -8,7 +8,7 @@
 //! 4. From then on restart every process that ends: at once the first time, and then after a back-off that doubles up
 //!    to [`PAUSE_MAX`]. Keep `endpoints.json` and the page of metrics and health up to date.
 //! 5. When the orderer set of a network on Raft changes ([`OrdererSet`]), start the orderers that were added and end
-//!    those that were removed.
+//!    those that were removed. Do the same for the compute nodes that are added to peers ([`AddedNodes`]); those end in order.
 //! 6. On a signal, end the processes by role, in five steps: gateways, orderers, compute, storage, memory. Each step
 //!    has [`STOP_TIMEOUT`] to finish. A process that does not end is killed, which loses nothing that was acknowledged.
 //!    A second signal kills all processes at once.
@@ -21,6 +21,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use heddle_cli::log_tail::tail;
+use node::added_nodes::AddedNodes;
 use node::control::orderer_of;
 use node::network::orderer_set::OrdererSet;
 use node::{Endpoints, Network, Overview, Placement, PlannedProcess, ProcessPlan, ProcessRole, Ready};
@@ -75,6 +76,8 @@ pub struct IsolatedNetwork {
     processes: Vec<SupervisedProcess>,
     /// When the orderer set was written to which the running orderers belong.
     orderers_modified_at: Option<SystemTime>,
+    /// The same for the compute nodes that were added.
+    added_modified_at: Option<SystemTime>,
     overview: Overview,
 }
 
@@ -103,6 +106,8 @@ struct SupervisedProcess {
     pause: Duration,
     /// When it must be restarted.
     again: Option<Instant>,
+    /// When it was removed, and asked to end; it is not restarted.
+    removed: Option<Instant>,
 }
 
 impl IsolatedNetwork {
@@ -110,6 +115,7 @@ impl IsolatedNetwork {
     pub async fn start(network: Network, signals: &mut StopSignals) -> Result<Option<IsolatedNetwork>, CommandError> {
         let sockets = sockets(network.path())?;
         let orderer_set = OrdererSet::modified_at(network.path());
+        let added_nodes = AddedNodes::modified_at(network.path());
         let plan = network.plan(&Placement::OneHost { sockets: sockets.0.clone() })?;
         for process in &plan.processes {
             ensure_ended(process).await?;
@@ -123,6 +129,7 @@ impl IsolatedNetwork {
             network,
             plan,
             orderers_modified_at: orderer_set,
+            added_modified_at: added_nodes,
             overview,
         };
         for number in 0..=2 {
@@ -194,9 +201,13 @@ impl IsolatedNetwork {
 
     fn tend(&mut self) -> Result<(), CommandError> {
         let mut changed = self.follow_orderer_set()?;
+        changed |= self.follow_added_nodes()?;
         for process in &mut self.processes {
             let name = process.planned.name.clone();
             if let Some(status) = process.ended()? {
+                if process.removed.is_some() {
+                    continue;
+                }
                 if process.started.elapsed() > STABLE_AFTER {
                     process.pause = Duration::ZERO;
                 }
@@ -217,10 +228,57 @@ impl IsolatedNetwork {
                 changed = true;
             }
         }
+        let gone = |process: &mut SupervisedProcess| {
+            let Some(since) = process.removed else { return false };
+            if since.elapsed() > STOP_TIMEOUT {
+                process.kill();
+            }
+            process.child.is_none()
+        };
+        for gone in self.processes.extract_if(.., gone) {
+            eprintln!("{} was removed and has ended", gone.planned.name);
+            self.overview.remove(&gone.planned.name);
+            self.plan.processes.retain(|process| process.name != gone.planned.name);
+            changed = true;
+        }
         if changed {
             self.announce()?;
         }
         Ok(())
+    }
+
+    /// Starts compute nodes that were added, and has those end that were removed.
+    fn follow_added_nodes(&mut self) -> Result<bool, CommandError> {
+        let dir = self.network.path();
+        let written = AddedNodes::modified_at(dir);
+        if written == self.added_modified_at {
+            return Ok(false);
+        }
+        self.added_modified_at = written;
+        let mut nodes = AddedNodes::load(dir)?.nodes;
+        // Those on other hosts have supervisors of their own.
+        nodes.retain(|node| node.address.is_none());
+        for node in &nodes {
+            let name = node.name();
+            if self.processes.iter().any(|process| process.planned.name == name) {
+                continue;
+            }
+            let planned = PlannedProcess::compute(&node.files(dir)?, None);
+            eprintln!("{name} was added and starts");
+            self.overview.set(&name, Err("it is starting".to_owned()));
+            self.plan.processes.push(planned.clone());
+            let mut process = SupervisedProcess::new(planned);
+            process.spawn()?;
+            self.processes.push(process);
+        }
+        for process in &mut self.processes {
+            let is_known = nodes.iter().any(|node| node.name() == process.planned.name);
+            if process.planned.is_added && !is_known && process.removed.is_none() {
+                (process.removed, process.again) = (Some(Instant::now()), None);
+                process.terminate();
+            }
+        }
+        Ok(true)
     }
 
     /// Starts orderers that were added, and ends those that were removed.
@@ -274,10 +332,7 @@ impl IsolatedNetwork {
             let mut ending: Vec<&mut SupervisedProcess> =
                 self.processes.iter_mut().filter(|process| end_rank(process.planned.role) == rank).collect();
             for process in &mut ending {
-                if let Some(child) = &process.child {
-                    // The loop below finds a process that has gone.
-                    let _ = instance::terminate(child.id());
-                }
+                process.terminate();
             }
             let asked = Instant::now();
             while ending.iter().any(|process| process.child.is_some()) && asked.elapsed() < STOP_TIMEOUT {
@@ -320,7 +375,7 @@ impl Drop for IsolatedNetwork {
 impl SupervisedProcess {
     fn new(planned: PlannedProcess) -> SupervisedProcess {
         let (started, pause) = (Instant::now(), Duration::ZERO);
-        SupervisedProcess { planned, child: None, ready: None, started, pause, again: None }
+        SupervisedProcess { planned, child: None, ready: None, started, pause, again: None, removed: None }
     }
 
     fn spawn(&mut self) -> Result<(), CommandError> {
@@ -339,6 +394,14 @@ impl SupervisedProcess {
         self.ready = None;
         self.started = Instant::now();
         Ok(())
+    }
+
+    /// Asks it to end in order.
+    fn terminate(&self) {
+        if let Some(child) = &self.child {
+            // A process that has gone is found by `ended`.
+            let _ = instance::terminate(child.id());
+        }
     }
 
     fn number(&self) -> u32 {
@@ -417,10 +480,7 @@ async fn ensure_ended(process: &PlannedProcess) -> Result<(), CommandError> {
     let config = process.config();
     let start = Instant::now();
     loop {
-        // Another process may have its ID by now; the command line of the earlier one names its file.
-        let line = std::fs::read(format!("/proc/{}/cmdline", ready.process)).unwrap_or_default();
-        let wanted = config.as_os_str().as_encoded_bytes();
-        if !line.split(|byte| *byte == 0).any(|word| word == wanted) {
+        if !instance::runs_with(ready.process, &config) {
             return Ok(());
         }
         if start.elapsed() > LEFTOVER_TIMEOUT {

@@ -1,4 +1,4 @@
-//! `heddle peer`: shows or changes a peer's remote memory, shows its compute nodes, and makes the files of another one.
+//! `heddle peer`: shows or changes a peer's remote memory, and shows, adds and removes its compute nodes.
 //!
 //! 1. Find the folder of the peer's compute node, in the network's directory or as given. If there are several compute
 //!    nodes, take the folder of the primary: the nodes report their roles.
@@ -7,21 +7,28 @@
 //!    durably, so it takes no memory above the budget even if it is restarted meanwhile.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use node::Ready;
+use node::added_nodes::AddedNodes;
 use node::control::{ComputeReport, ControlError, ControlRequest, MemoryReport, request_memory, request_node};
-use node::joining;
 use replica::NODES_MAX;
 
 use crate::cli::exit;
-use crate::cli::peer::{PeerAddNodeArguments, PeerMemoryArguments, PeerNodesArguments, PeerTarget};
+use crate::cli::peer::{
+    PeerAddNodeArguments, PeerMemoryArguments, PeerNodesArguments, PeerRemoveNodeArguments, PeerTarget,
+};
 use crate::failure::CommandError;
 use crate::{instance, output};
 
 /// How often a peer is polled.
 const POLL: Duration = Duration::from_millis(100);
+/// How long a node that was added may take to start.
+const START_MAX: Duration = Duration::from_secs(60);
+/// How long a node that was removed may take to end.
+const LEAVE_MAX: Duration = Duration::from_secs(30);
 /// How long a compute node may be unreachable while the command waits for it.
 const AWAY_MAX: Duration = Duration::from_secs(30);
 
@@ -56,15 +63,20 @@ pub async fn nodes(arguments: &PeerNodesArguments) -> Result<(), CommandError> {
     output::print(&lines.collect::<String>())
 }
 
-pub fn add_node(arguments: &PeerAddNodeArguments) -> Result<(), CommandError> {
+pub async fn add_node(arguments: &PeerAddNodeArguments) -> Result<(), CommandError> {
     let dir = arguments.directory.dir.as_path();
     instance::expect_network(dir)?;
     let organizations = super::config(dir)?.network.organizations;
     let name = &organizations[super::organization(organizations.iter(), &arguments.organization)?];
     let remote = arguments.host.zip(arguments.port).map(|(host, port)| SocketAddr::new(host, port));
-    let node = joining::add_compute_node(dir, name, remote).map_err(CommandError::new)?;
+    let is_supervised = remote.is_none() && is_supervised(dir)?;
+    let node = AddedNodes::add(dir, name, remote).map_err(CommandError::new)?;
     let (name, folder) = (&node.name, node.folder.display());
     let start = match remote {
+        None if is_supervised => {
+            let ready = started(&node.folder, name).await?;
+            format!("it runs as process {}\n", ready.process)
+        }
         None => format!("start it with: heddle node compute --config {}\n", node.config().display()),
         Some(address) => format!(
             "copy it to {}, and start it there with: heddle node compute --config {name}/node.toml\n",
@@ -72,6 +84,76 @@ pub fn add_node(arguments: &PeerAddNodeArguments) -> Result<(), CommandError> {
         ),
     };
     output::print(&format!("{name}: its files are in {folder}\n{start}"))
+}
+
+pub async fn remove_node(arguments: &PeerRemoveNodeArguments) -> Result<(), CommandError> {
+    let dir = arguments.directory.dir.as_path();
+    instance::expect_network(dir)?;
+    let is_supervised = is_supervised(dir)?;
+    let node = AddedNodes::remove(dir, &arguments.node).map_err(CommandError::new)?;
+    let (name, folder) = (node.name(), node.folder(dir));
+    if let Some(address) = node.address {
+        remove_folder(&folder)?;
+        return output::print(&format!(
+            "{name} is removed; end its process on {} with SIGTERM, and remove its folder there\n",
+            address.ip()
+        ));
+    }
+    if let Some(ready) = Ready::load(&folder) {
+        let config = node.config(dir);
+        if !is_supervised && instance::runs_with(ready.process, &config) {
+            let _ = instance::terminate(ready.process);
+        }
+        let asked = Instant::now();
+        while instance::runs_with(ready.process, &config) {
+            if asked.elapsed() > LEAVE_MAX {
+                let seconds = LEAVE_MAX.as_secs();
+                return Err(CommandError::new(format!(
+                    "{name} is removed, but process {} has not ended within {seconds} s; kill it, and remove {}",
+                    ready.process,
+                    folder.display()
+                )));
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+    remove_folder(&folder)?;
+    output::print(&format!("{name} has left and is removed\n"))
+}
+
+/// Whether the network of a directory runs as processes with a supervisor, here.
+fn is_supervised(dir: &Path) -> Result<bool, CommandError> {
+    if instance::is_planned(dir) {
+        return Ok(false);
+    }
+    match instance::running(dir)? {
+        Some(endpoints) if endpoints.processes.is_empty() => Err(CommandError::new(
+            "this network runs as one process; start it with `heddle up --isolate` for compute nodes to come and go",
+        )),
+        running => Ok(running.is_some()),
+    }
+}
+
+/// Waits until the supervisor has started a node and the node answers proposals.
+async fn started(folder: &Path, name: &str) -> Result<Ready, CommandError> {
+    let since = Instant::now();
+    while since.elapsed() < START_MAX {
+        if let Some(ready) = Ready::load(folder) {
+            return Ok(ready);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+    let (seconds, log) = (START_MAX.as_secs(), folder.join("heddle.log"));
+    Err(CommandError::new(format!("{name} was added, but is not ready after {seconds} s; see {}", log.display())))
+}
+
+fn remove_folder(folder: &Path) -> Result<(), CommandError> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(CommandError::new(format!("{}: {error}", folder.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Repeats values under the keys that they had in release 0.1, for one release.

@@ -174,3 +174,51 @@ async fn in_one_process_too_readers_answer_beside_the_primary() {
     let network = Network::start(&dir, &["--monolithic"]);
     end_with_all(network, &dir, 1, &told).await;
 }
+
+/// A peer that was planned with one compute node, as every network is by default.
+#[tokio::test(flavor = "multi_thread")]
+async fn compute_nodes_are_added_and_removed_under_load_and_stay_added() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let network = Network::start(&dir, &["--orgs", "1", "--isolate"]);
+    let nodes = folders(&dir, "org1", 2);
+    let load = Load::start(&dir, 1, CLIENTS);
+    load.progress(SOME, "at first").await;
+
+    let added = run(&["peer", "add-node", "org1", "--dir", &shown]);
+    assert!(added.status.success() && text(&added).contains("compute-org1-2"), "{}", text(&added));
+    let primary = primary_after(&nodes, 0).await;
+    assert_eq!(primary.name, "compute-org1", "an added node is no candidate");
+    load.progress(SOME, "with a node that was added").await;
+
+    // The supervisor restarts it like any other.
+    let follower = request_node(&nodes[1]).await.expect("it runs");
+    send(follower.process, Signal::KILL);
+    let start = Instant::now();
+    while !request_node(&nodes[1]).await.is_ok_and(|report| report.process != follower.process) {
+        assert!(start.elapsed() < FAILOVER_TIMEOUT, "an added node that died is not started again");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    primary_after(&nodes, 0).await;
+    // The only candidate dies; the added node waits for it.
+    send(primary.process, Signal::KILL);
+    primary_after(&nodes, primary.epoch.expect("it is the primary")).await;
+    load.progress(SOME, "after both were killed").await;
+    let mut told = load.end().await;
+
+    // It is part of the next plan.
+    network.down();
+    let network = Network::start(&dir, &["--isolate"]);
+    primary_after(&nodes, 0).await;
+    let load = Load::start(&dir, 1, CLIENTS);
+    load.progress(SOME, "after a restart").await;
+    let refused = run(&["peer", "remove-node", "compute-org1", "--dir", &shown]);
+    assert!(!refused.status.success() && text(&refused).contains("compute-org1-2"), "{}", text(&refused));
+    let removed = run(&["peer", "remove-node", "compute-org1-2", "--dir", &shown]);
+    assert!(removed.status.success(), "{}", text(&removed));
+    assert!(!nodes[1].exists());
+    load.progress(SOME, "after the node has left").await;
+    told.extend(load.end().await);
+    end_with_all(network, &dir, 1, &told).await;
+}

@@ -21,8 +21,8 @@ pub struct PoolConfig {
     pub memory_nodes: usize,
     /// Whether a second compute node stands by.
     pub has_standby: bool,
-    /// Whether the compute nodes find out by themselves who is the primary, and the other one answers beside it. Otherwise the
-    /// simulator chooses the primary, and the spare waits.
+    /// Whether the compute nodes find out by themselves who is the primary, and a spare and a guest answer beside it.
+    /// Otherwise the simulator chooses the primary, and the spare waits.
     pub automatic_failover: bool,
     /// Whether the primary then offloads signature checks to the other node.
     pub offload: OffloadMode,
@@ -74,7 +74,7 @@ impl PoolConfig {
             memory_nodes,
             has_standby: has_spare,
             // Without a draw of its own, so that earlier seeds keep their meaning.
-            automatic_failover: has_spare && failover_timeout.as_millis().is_multiple_of(2),
+            automatic_failover: failover_timeout.as_millis().is_multiple_of(2),
             offload: if failover_timeout.as_millis().is_multiple_of(3) {
                 OffloadMode::Idle
             } else {
