@@ -58,7 +58,7 @@ pub fn add_compute_node(
 ) -> Result<JoiningNode, NodeError> {
     let is_free = |number: &usize| !compute_folder(network, organization, *number - 1).exists();
     let number = (2..=NODES_MAX).find(is_free).ok_or_else(|| {
-        NodeError::Joining(format!("the peer has {NODES_MAX} compute nodes; remove the folder of one that has left"))
+        NodeError::Joining(format!("the peer has {NODES_MAX} compute nodes; remove one with `heddle peer remove-node`"))
     })?;
     make_compute_node(network, organization, number, remote)
 }

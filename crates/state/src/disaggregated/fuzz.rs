@@ -1,4 +1,4 @@
-//! Fuzz harnesses for records, index buckets and the messages between primary and followers; see [`base::fuzz`].
+//! Fuzz harnesses for records, section headers, index buckets and the messages between primary and followers; see [`base::fuzz`].
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use replica::followers::message::{Announcement, PROTOCOL_VERSIONS, ToFollower, T
 use wire::hello::HelloAnswer;
 
 use super::followers::changes::{ChangeLog, FollowerRequest, JoinBasis, StateChange};
+use super::header::{self, Mark};
 use super::index::{BucketGroup, BucketProbe, GROUP_BYTES, KeyHash, PROBE_BYTES, Subtable};
 use super::pointer::{Incarnation, Pointer};
 use super::record::{self, KeyName, LinkWord, Record, RecordContent};
@@ -15,6 +16,7 @@ use super::record::{self, KeyName, LinkWord, Record, RecordContent};
 /// The targets of this module.
 pub const TARGETS: &[FuzzTarget] = &[
     FuzzTarget { name: "state-records", shape: InputShape::Bytes, run: records, seeds: record_seeds },
+    FuzzTarget { name: "state-section-header", shape: InputShape::Bytes, run: section_header, seeds: header_seeds },
     FuzzTarget { name: "state-index", shape: InputShape::Bytes, run: index, seeds: index_seeds },
     FuzzTarget { name: "state-reader-messages", shape: InputShape::Bytes, run: messages, seeds: message_seeds },
     FuzzTarget { name: "state-reader-changes", shape: InputShape::Bytes, run: changes, seeds: change_seeds },
@@ -45,6 +47,39 @@ fn records(input: &[u8]) {
         assert_eq!(found.into_value().is_none(), deleted);
     }
     assert_eq!(LinkWord::from_bits(head.link.bits()), Some(head.link));
+}
+
+/// The section whose header is read.
+const SECTION: u64 = 1 << 20;
+const SECTION_BYTES: u64 = 1 << 18;
+
+fn header_seeds() -> Vec<Vec<u8>> {
+    let mut bytes = header::encode(3, SECTION).to_vec();
+    bytes.extend(header::encode_mark(Some(Mark { height: 9, membership: 5 }), 7));
+    bytes.resize(header::header_bytes(SECTION_BYTES) as usize, 0);
+    let entry = (header::entry_address(SECTION, 1) - SECTION) as usize;
+    bytes[entry..entry + 8].copy_from_slice(&(SECTION + 8192).to_le_bytes());
+    vec![bytes]
+}
+
+/// A header as it is, and behind the part that a checksum covers.
+fn section_header(input: &[u8]) {
+    let whole = |bytes: &[u8]| {
+        let mut whole = bytes.to_vec();
+        whole.resize(header::header_bytes(SECTION_BYTES) as usize, 0);
+        whole
+    };
+    let checked = whole(&[&header::encode(3, SECTION)[..], input.get(32..).unwrap_or_default()].concat());
+    for bytes in [whole(input), checked] {
+        let Some(found) = authenticated(&bytes, || header::decode(&bytes, SECTION, SECTION_BYTES)) else { continue };
+        assert_eq!(header::encode(found.seed, SECTION)[..], bytes[..32]);
+        assert!(found.catalogue.len() <= header::catalogue_entries(SECTION_BYTES));
+        for (entry, subtable) in found.catalogue {
+            assert!(subtable != 0 && entry < header::catalogue_entries(SECTION_BYTES));
+            let last = SECTION + SECTION_BYTES - super::index::SUBTABLE_BYTES as u64;
+            assert!(!header::holds_subtable(SECTION, SECTION_BYTES, subtable) || (SECTION..=last).contains(&subtable));
+        }
+    }
 }
 
 fn subtable() -> Subtable {
