@@ -11,6 +11,7 @@
 
 pub mod derivation;
 pub mod kmeans;
+pub mod prediction;
 pub mod smallbank;
 pub mod ycsb;
 

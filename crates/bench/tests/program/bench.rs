@@ -163,6 +163,18 @@ fn quick(name: &str, ratios: &[&str], more: &[&str]) -> (Value, String) {
 }
 
 #[test]
+fn figure_1_says_what_each_role_takes() {
+    let ratios = ["prediction_over_store_cpu_a_transaction", "store_over_prediction_memory"];
+    let figure = quick_figure("flexchain-fig1", &ratios, &[]);
+    for (form, role) in [("disaggregated", "memory"), ("disaggregated", "compute"), ("monolithic", "all")] {
+        let is_row = |row: &&Value| row["form"] == form && row["role"] == role;
+        let rows: Vec<&Value> = figure["rows"].as_array().expect("rows").iter().filter(is_row).collect();
+        assert_eq!(rows.len(), 2, "one for each load: {figure:#}");
+        assert!(rows.iter().all(|row| row["memory_mib"].as_f64().is_some_and(|memory| memory > 0.0)), "{rows:?}");
+    }
+}
+
+#[test]
 fn figure_5b_sets_half_of_the_memory_beside_all_of_it() {
     let figure = quick_figure("flexchain-fig5b", &["half_over_full", "half_over_full_state"], &[]);
     // Reads that memory cannot answer must have come from storage, and were delayed there.

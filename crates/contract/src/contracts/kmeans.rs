@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `updateProfile(id, values…)` | | the profile |
 //! | `getFood(id, k, epochs, dimensions, threshold, points, population, seed)` | `points` + 1 profiles | the result |
+//! | `predict(k, values…)` | the profiles 0 to k - 1 | |
 //! | `readProfile(id)` | the profile | |
 //! | `readFood(id)` | the result | |
 //! | `load(start, count, dimensions, seed)` | | `count` profiles, named by numbers from `start` on |
@@ -12,6 +13,9 @@
 //! reads the profiles that have these numbers as names and clusters them ([`clustering`]). Then it finds the cluster
 //! nearest to the profile of `id`, and writes the result. Every endorser computes the same bytes. The paper's
 //! parameters are k = 20, epochs = 2000, dimensions = 100 and threshold = 0.01.
+//!
+//! `predict` takes the first `k` profiles for centroids that were trained elsewhere, and answers which of them is nearest to a
+//! vector ([`Prediction`]; paper, section 2.1).
 //!
 //! All parameters are bounded, and so is their product: a client can make a peer compute for seconds, not for hours.
 //! The computation yields to other tasks every fraction of a millisecond, so a time limit can stop it.
@@ -29,7 +33,7 @@ use super::sequence::RandomSequence;
 use crate::{Contract, ContractError, ContractResponse, ContractStub, async_trait};
 
 mod clustering;
-use clustering::Clustering;
+use clustering::{Clustering, nearest};
 
 /// The longest id of a profile.
 pub const ID_BYTES_MAX: usize = 64;
@@ -78,6 +82,8 @@ const INTERFACE: ContractInterface = ContractInterface {
                 SEED,
             ],
         ),
+        ContractFunction::evaluate("predict", &[FunctionParameter::integer("k"), FunctionParameter::text("values")])
+            .repeating_last(),
         ContractFunction::evaluate("readProfile", &[ID]),
         ContractFunction::evaluate("readFood", &[ID]),
         ContractFunction::submit(
@@ -111,6 +117,7 @@ impl Contract for KMeans {
         match call.function() {
             "updateProfile" => update_profile(tx, &call),
             "getFood" => get_food(tx, &call).await,
+            "predict" => predict(tx, &call).await,
             "readProfile" => {
                 let profile = read_profile(tx, id_of(&call)?).await?;
                 Ok(ContractResponse::success(serde_json::to_vec(&profile).expect("finite numbers are always JSON")))
@@ -140,6 +147,15 @@ pub struct Food {
     pub epochs: u64,
     /// The sum of the points' distances to their clusters' centres.
     pub error: f64,
+}
+
+/// What `predict` answers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// The number of the nearest centroid.
+    pub cluster: usize,
+    /// How far the vector is from it.
+    pub distance: f64,
 }
 
 /// The state key of a profile.
@@ -221,7 +237,7 @@ async fn get_food(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<
     let request = TrainingRequest::from(call)?;
     let profile = read_profile(tx, request.id).await?;
     check_dimensions(request.id, &profile, request.dimensions)?;
-    let points = read_points(tx, &request).await?;
+    let points = read_profiles(tx, request.sample(), request.dimensions).await?;
     let mut clustering = Clustering::new(points, request.dimensions, request.k, request.epochs, request.threshold);
     while !clustering.step(STEP_MULTIPLICATIONS) {
         rt::yield_now().await;
@@ -239,16 +255,31 @@ async fn get_food(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<
     Ok(ContractResponse::success(food))
 }
 
-async fn read_points(tx: &mut dyn ContractStub, request: &TrainingRequest<'_>) -> Result<Vec<f64>, ContractError> {
+/// Finds the nearest of the first profiles.
+async fn predict(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
+    let k = call.count(0, 1, CLUSTERS_MAX)?;
+    let vector = values_of(call)?;
+    let centroids = read_profiles(tx, 0..k, vector.len()).await?;
+    let (cluster, distance) = nearest(&centroids, &vector);
+    let prediction = Prediction { cluster, distance: distance.sqrt() };
+    Ok(ContractResponse::success(serde_json::to_vec(&prediction).expect("finite numbers are always JSON")))
+}
+
+/// The coordinates of these profiles, one after the other.
+async fn read_profiles(
+    tx: &mut dyn ContractStub,
+    numbers: impl IntoIterator<Item = u64>,
+    dimensions: usize,
+) -> Result<Vec<f64>, ContractError> {
     /// How many profiles are asked for at once.
     const PROFILES_OF_A_READ: usize = 256;
-    let ids: Vec<String> = request.sample().iter().map(u64::to_string).collect();
-    let mut points = Vec::with_capacity(request.points * request.dimensions);
+    let ids: Vec<String> = numbers.into_iter().map(|number| number.to_string()).collect();
+    let mut points = Vec::with_capacity(ids.len() * dimensions);
     for ids in ids.chunks(PROFILES_OF_A_READ) {
         let keys: Vec<String> = ids.iter().map(|id| profile_key(id)).collect();
         for (id, record) in ids.iter().zip(tx.get_states(&keys).await?) {
             let point = decode_profile(id, record)?;
-            check_dimensions(id, &point, request.dimensions)?;
+            check_dimensions(id, &point, dimensions)?;
             points.extend_from_slice(&point);
         }
     }
@@ -266,6 +297,13 @@ fn check_dimensions(id: &str, profile: &[f64], dimensions: usize) -> Result<(), 
 /// Writes a profile without reading the old one. Each of `values` is a number or several with commas between.
 fn update_profile(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<ContractResponse, ContractError> {
     let id = id_of(call)?;
+    let profile = values_of(call)?;
+    tx.put_state(&profile_key(id), encode_profile(&profile))?;
+    Ok(ContractResponse::empty())
+}
+
+/// The numbers in the arguments after the first one, at least one.
+fn values_of(call: &FunctionCall<'_>) -> Result<Vec<f64>, ContractError> {
     let mut profile = Vec::new();
     for index in 1..call.len() {
         for value in call.text(index)?.split(',') {
@@ -281,8 +319,7 @@ fn update_profile(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<
             }
         }
     }
-    tx.put_state(&profile_key(id), encode_profile(&profile))?;
-    Ok(ContractResponse::empty())
+    Ok(profile)
 }
 
 /// Writes profiles `start` to `start + count` and answers how many. It reads nothing and replaces what is there.

@@ -141,7 +141,7 @@ fn distinct_points(points: &[f64], dimensions: usize, k: usize) -> Vec<f64> {
 }
 
 /// The nearest of `centroids` and the square of its distance.
-fn nearest(centroids: &[f64], point: &[f64]) -> (usize, f64) {
+pub(super) fn nearest(centroids: &[f64], point: &[f64]) -> (usize, f64) {
     let distances = centroids.chunks_exact(point.len()).map(|centroid| squared_distance(centroid, point));
     let nearest =
         distances.enumerate().reduce(|best, next| if next.1.total_cmp(&best.1).is_lt() { next } else { best });

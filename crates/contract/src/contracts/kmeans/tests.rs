@@ -127,3 +127,26 @@ fn damaged_profiles_and_failing_state_are_told_apart() {
     let args = ["2", "2", "1", "2", "0", "5", "10", "1"];
     assert_eq!(run(ledger.execute(&ModelInvocation::new("kmeans", "getFood", &args))), Err(busy));
 }
+
+#[test]
+fn a_prediction_names_the_nearest_centroid_and_writes_nothing() {
+    let mut ledger = population(10, 8);
+    let own = ledger.call("kmeans", "readProfile", &["6"]).expect("loaded").to_vec();
+    let own = String::from_utf8(own).expect("JSON").trim_matches(['[', ']']).to_owned();
+    let effects = run(ledger.submit(&ModelInvocation::new("kmeans", "predict", &["10", &own]))).expect("healthy");
+    let prediction: Prediction = serde_json::from_slice(&effects.response.payload).expect("JSON");
+    assert_eq!(prediction, Prediction { cluster: 6, distance: 0.0 });
+    assert!(effects.writes.is_empty() && effects.reads.len() == 10);
+    // Profile 6 is none of the first five.
+    let other = ledger.call("kmeans", "predict", &["5", &own]).expect("within bounds");
+    assert!(serde_json::from_slice::<Prediction>(&other).is_ok_and(|found| found.cluster < 5 && found.distance > 0.0));
+    for (args, reason) in [
+        (["11", &*own], "there is no profile of"),
+        (["5", "1,2"], "has 8 dimensions, not 2"),
+        (["0", own.as_str()], "k"),
+        (["257", own.as_str()], "k"),
+    ] {
+        let error = ledger.call("kmeans", "predict", &args).expect_err("refused");
+        assert!(error.contains(reason), "{error}");
+    }
+}

@@ -9,8 +9,8 @@ use measurement::workload::ycsb::YcsbMix;
 use measurement::workload::{KeyChoice, ZIPF_EXPONENTS};
 
 use super::flexchain::{
-    ComputePoolArguments, ContentionArguments, Fig5bArguments, Fig7Arguments, Fig8aArguments, Fig8bArguments,
-    FlexchainArguments, MemoryProcessArguments,
+    ComputePoolArguments, ContentionArguments, Fig1Arguments, Fig5bArguments, Fig7Arguments, Fig8aArguments,
+    Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
 };
 use super::sift::{
     CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
@@ -263,6 +263,21 @@ Starts no network. All ways take turns on one thread; times are processor time, 
 per signature. Checks the ratios at the end against their bounds. On a processor without AVX-512
 IFMA it measures the ways that run there. docs/formats/bench.md explains the JSON.")]
     Signatures(SignaturesArguments),
+    /// FlexChain, figure 1: the processor time and the memory that two contracts need
+    #[command(
+        name = "flexchain-fig1",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig1
+  heddle bench flexchain-fig1 --scale 5 --json fig1.json      the plot is fig1.svg
+
+Networks of processes with two organisations are offered two loads at a fixed rate: predictions, which compare a
+vector of 10,000 numbers with 20 centroids on the ledger, and a key-value store of 80 KB records with 80 % reads,
+10 % inserts and 10 % updates. Shown is what each role takes, with disaggregated and with monolithic peers: the first
+load needs compute nodes, the second memory and storage. Takes about five minutes.
+docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig1(Fig1Arguments),
     /// FlexChain, figure 5 (b): throughput over remote memory, with storage reads as slow as a disk's
     #[command(
         name = "flexchain-fig5b",

@@ -7,6 +7,19 @@ use clap::{Args, ValueEnum};
 
 use super::bench::{FigureOutput, seconds};
 
+/// `heddle bench flexchain-fig1`.
+#[derive(Args, Debug, Clone)]
+pub struct Fig1Arguments {
+    /// Divides the paper's rates, 10 predictions and 1,500 transactions a second, and the 10 GB that the store holds
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=10))]
+    pub scale: u64,
+    /// Duration of each run, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds)]
+    pub seconds: f64,
+    #[command(flatten)]
+    pub common: FlexchainArguments,
+}
+
 /// `heddle bench flexchain-fig5b`.
 #[derive(Args, Debug, Clone)]
 pub struct Fig5bArguments {

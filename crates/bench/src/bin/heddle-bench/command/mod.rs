@@ -4,6 +4,7 @@ mod compute_pool;
 mod contention;
 mod etcd;
 mod failover;
+mod fig1;
 mod figure;
 mod flexchain;
 mod kv_bench;
