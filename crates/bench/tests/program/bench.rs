@@ -175,6 +175,15 @@ fn figure_1_says_what_each_role_takes() {
 }
 
 #[test]
+fn figure_5a_measures_each_size_of_a_peer() {
+    let ratios = ["scaling_over_linear_min", "parallel_over_sequential", "parallel_over_sequential_high"];
+    let figure = quick_figure("flexchain-fig5a", &ratios, &[]);
+    let rows = figure["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 4, "two quotas, two nodes, parallel validation: {figure:#}");
+    assert!(rows.iter().all(|row| row["tps"].as_f64().is_some_and(|tps| tps > 0.0)), "{rows:?}");
+}
+
+#[test]
 fn figure_5b_sets_half_of_the_memory_beside_all_of_it() {
     let figure = quick_figure("flexchain-fig5b", &["half_over_full", "half_over_full_state"], &[]);
     // Reads that memory cannot answer must have come from storage, and were delayed there.

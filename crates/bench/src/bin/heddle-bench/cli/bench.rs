@@ -9,8 +9,8 @@ use measurement::workload::ycsb::YcsbMix;
 use measurement::workload::{KeyChoice, ZIPF_EXPONENTS};
 
 use super::flexchain::{
-    ComputePoolArguments, ContentionArguments, Fig1Arguments, Fig5bArguments, Fig7Arguments, Fig8aArguments,
-    Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
+    ComputePoolArguments, ContentionArguments, Fig1Arguments, Fig5aArguments, Fig5bArguments, Fig7Arguments,
+    Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
 };
 use super::sift::{
     CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
@@ -278,6 +278,21 @@ load needs compute nodes, the second memory and storage. Takes about five minute
 docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig1(Fig1Arguments),
+    /// FlexChain, figure 5 (a): throughput of K-means over the processors of a peer
+    #[command(
+        name = "flexchain-fig5a",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig5a
+  heddle bench flexchain-fig5a --cpu-percent 400 --compute-nodes 3 --json fig5a.json      the plot is fig5a.svg
+
+Networks of processes with three organisations and three orderers on Raft run K-means. Each compute node has a quota of
+processor time; first one node gets more of it, then the peer gets more nodes. The largest size runs with parallel
+validation, too. scaling_over_linear_min is the least growth of throughput over that of processors. This needs
+cgroups: run it as root, or in a cgroup that is delegated to you. Takes about six minutes.
+docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig5a(Fig5aArguments),
     /// FlexChain, figure 5 (b): throughput over remote memory, with storage reads as slow as a disk's
     #[command(
         name = "flexchain-fig5b",

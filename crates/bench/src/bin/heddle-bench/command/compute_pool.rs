@@ -63,7 +63,7 @@ pub async fn run(arguments: &ComputePoolArguments, stop: &CancellationToken) -> 
     show(&figure, &arguments.common.output)
 }
 
-fn can_make_groups() -> bool {
+pub(super) fn can_make_groups() -> bool {
     let group = CpuGroup::make(&format!("heddle-bench-{}", std::process::id()));
     group.map(|group| group.remove()).is_ok()
 }

@@ -116,6 +116,7 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
         BenchCommand::Signatures(arguments) => super::figure::signatures(arguments, &stop),
         BenchCommand::Rma(arguments) => super::figure::rma(arguments, &stop).await,
         BenchCommand::FlexchainFig1(arguments) => super::fig1::run(arguments, &stop).await,
+        BenchCommand::FlexchainFig5a(arguments) => super::fig5a::run(arguments, &stop).await,
         BenchCommand::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
         BenchCommand::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,
         BenchCommand::FlexchainFig8a(arguments) => super::flexchain::fig8a(arguments, &stop).await,

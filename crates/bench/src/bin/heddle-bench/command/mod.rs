@@ -5,6 +5,7 @@ mod contention;
 mod etcd;
 mod failover;
 mod fig1;
+mod fig5a;
 mod figure;
 mod flexchain;
 mod kv_bench;
