@@ -10,7 +10,7 @@ use measurement::workload::{KeyChoice, ZIPF_EXPONENTS};
 
 use super::flexchain::{
     ComputePoolArguments, ContentionArguments, Fig1Arguments, Fig5aArguments, Fig5bArguments, Fig7Arguments,
-    Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
+    Fig7dArguments, Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
 };
 use super::sift::{
     CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
@@ -330,6 +330,20 @@ Ratios are medians over pairs of runs, of the worst load. Takes about twenty min
 docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig7(Fig7Arguments),
+    /// FlexChain, figure 7 (d): K-means on disaggregated and monolithic peers, with both forms of validation
+    #[command(
+        name = "flexchain-fig7d",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig7d
+  heddle bench flexchain-fig7d --cpu-percent 400 --rounds 5 --json fig7d.json      the plot is fig7d.svg
+
+Networks of processes with three organisations and three orderers on Raft run K-means. The compute process of a peer
+has the same quota of processor time in both forms. d_sequential and d_parallel are the throughput of the
+disaggregated form over that of the monolithic one. This needs cgroups: run it as root, or in a cgroup that is
+delegated to you. Takes about six minutes. docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig7d(Fig7dArguments),
     /// FlexChain, figure 8 (a): the sources that answer reads, over local caches and skew
     #[command(
         name = "flexchain-fig8a",

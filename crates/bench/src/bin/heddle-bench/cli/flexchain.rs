@@ -45,6 +45,28 @@ pub struct Fig5aArguments {
     pub common: FlexchainArguments,
 }
 
+/// `heddle bench flexchain-fig7d`.
+#[derive(Args, Debug, Clone)]
+pub struct Fig7dArguments {
+    /// The quota of each peer's compute process, in percent of one processor
+    #[arg(long, value_name = "PERCENT", default_value_t = 30, value_parser = clap::value_parser!(u32).range(10..=6_400))]
+    pub cpu_percent: u32,
+    /// The most epochs of one clustering: they decide how long a transaction computes
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub epochs: u64,
+    /// Clients at first, each with one transaction in flight; their number is doubled until throughput stops growing
+    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u64).range(1..=5_000))]
+    pub clients: u64,
+    /// Rounds, in each of which every network is measured once; means count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// Duration of each measurement, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
+    pub seconds: f64,
+    #[command(flatten)]
+    pub common: FlexchainArguments,
+}
+
 /// `heddle bench flexchain-fig5b`.
 #[derive(Args, Debug, Clone)]
 pub struct Fig5bArguments {

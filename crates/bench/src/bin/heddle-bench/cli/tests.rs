@@ -54,6 +54,7 @@ fn everyday_command_lines_are_understood() {
         "heddle-bench under-attack --pairs 3 --factor 0.5 --attacks ./attack --json r.json",
         "heddle-bench flexchain-fig1 --quick --scale 5",
         "heddle-bench flexchain-fig5a --quick --compute-nodes 3 --cpu-percent 50",
+        "heddle-bench flexchain-fig7d --quick --rounds 2",
         "heddle-bench flexchain-fig5b --quick --memory-percent 50,100 --delay-us 0",
         "heddle-bench flexchain-fig7 --only state --json r.json",
         "heddle-bench flexchain-fig8a --cache-percent 0.5,10 --skew 0,1.2",

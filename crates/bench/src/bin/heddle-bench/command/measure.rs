@@ -119,6 +119,7 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
         BenchCommand::FlexchainFig5a(arguments) => super::fig5a::run(arguments, &stop).await,
         BenchCommand::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
         BenchCommand::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,
+        BenchCommand::FlexchainFig7d(arguments) => super::fig7d::run(arguments, &stop).await,
         BenchCommand::FlexchainFig8a(arguments) => super::flexchain::fig8a(arguments, &stop).await,
         BenchCommand::FlexchainFig8b(arguments) => super::flexchain::fig8b(arguments, &stop).await,
         BenchCommand::Failover(arguments) => super::failover::run(arguments, &stop).await,
