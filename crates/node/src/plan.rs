@@ -48,7 +48,11 @@ impl Network {
             log_nodes: config.ordering.memory_count(),
             orderers: orderer_set.numbers,
             orderers_have_changed: orderer_set.has_changed,
-            storage_nodes: is_pooled,
+            storage_nodes: if is_pooled {
+                config.pool.storage_nodes_for(config.network.organizations.len())
+            } else {
+                0
+            },
             compute_nodes: if is_pooled { config.pool.compute_nodes } else { 1 },
             held: Vec::new(),
         };

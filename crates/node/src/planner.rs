@@ -8,6 +8,10 @@ use identity::MemberRole as CertificateRole;
 use identity::issue::IssuingOrganization as Issuer;
 use replica::CANDIDATES_MAX;
 
+mod parts;
+
+use parts::{PlanAddresses, PlanSecrets, log_name, memory_name, storage_name};
+
 use super::chaincodes::PACKAGES_FOLDER;
 use super::contracts;
 use super::free_ports::{bind_free, port_behind};
@@ -26,41 +30,6 @@ use crate::process::file::{
 };
 use crate::process::file::{NodeFile, ProcessRole};
 
-/// The tokens of one plan.
-struct PlanSecrets {
-    /// Indexed by organisation and candidate, the compute nodes that may become the primary of their peer.
-    compute: Vec<Vec<Secret>>,
-    /// By organisation: the secret of the compute nodes that need not be known when the plan is made.
-    joining: Vec<Secret>,
-    gateways: Vec<Secret>,
-    /// Indexed by organisation and memory node.
-    owners: Vec<Vec<Secret>>,
-    orderers: Vec<Secret>,
-    /// Common to all orderers on Raft.
-    group: Secret,
-}
-
-/// The addresses of all processes.
-struct PlanAddresses {
-    memory: Vec<String>,
-    storage: Vec<String>,
-    /// By organisation and compute node: its address for gateways of its organisation, for other organisations'
-    /// gateways, and for the peer's other compute nodes.
-    compute: Vec<Vec<String>>,
-    others: Vec<Vec<String>>,
-    peer_nodes: Vec<Vec<String>>,
-    /// By organisation and compute node: its port for chaincodes, if the network has such ports.
-    chaincodes: Vec<Vec<SocketAddr>>,
-    /// Indexed by orderer.
-    blocks: Vec<String>,
-    intakes: Vec<String>,
-    orderers: Vec<SocketAddr>,
-    acceptors: Vec<String>,
-    /// Indexed by memory node of the orderers' log.
-    log: Vec<String>,
-    gateways: Vec<SocketAddr>,
-}
-
 pub(super) struct Planner<'a> {
     pub(super) network: &'a Network,
     pub(super) placement: &'a Placement,
@@ -72,19 +41,12 @@ pub(super) struct Planner<'a> {
     pub(super) orderers: Vec<u64>,
     /// Whether they differ from those that the network was created with.
     pub(super) orderers_have_changed: bool,
-    pub(super) storage_nodes: bool,
+    /// Storage nodes; none of monolithic peers. Several peers may share one.
+    pub(super) storage_nodes: usize,
     /// Compute nodes per organisation.
     pub(super) compute_nodes: usize,
     /// Listeners that keep the chosen free ports bound until the plan is complete.
     pub(super) held: Vec<TcpListener>,
-}
-
-fn log_name(place: usize) -> String {
-    format!("log-{}", place + 1)
-}
-
-fn memory_name(place: usize) -> String {
-    format!("memory-{}", place + 1)
 }
 
 fn orderer_tokens(secrets: &PlanSecrets) -> impl Iterator<Item = (String, Secret)> + '_ {
@@ -135,7 +97,8 @@ impl Planner<'_> {
         let log = (0..self.log_nodes).map(|place| (log_name(place), ProcessRole::Memory, place, LOG_NODE));
         let orderers = self.orderers.iter().enumerate();
         let orderers = orderers.map(|(place, number)| (orderer_of(*number), ProcessRole::Orderer, place, 0));
-        let storage = of(ProcessRole::Storage).filter(|_| self.storage_nodes);
+        let storage =
+            (0..self.storage_nodes).map(|place| (self.storage_process(place), ProcessRole::Storage, place, 0));
         let compute = self.names.iter().enumerate().flat_map(|(place, name)| {
             (0..self.compute_nodes).map(move |node| (compute_name(name, node), ProcessRole::Compute, place, node))
         });
@@ -238,15 +201,16 @@ impl Planner<'_> {
         }
         for index in 0..organizations {
             let organization = self.names[index].clone();
-            if self.storage_nodes {
-                storage.push(self.inner(&format!("storage-{organization}"), next())?);
+            if self.storage_nodes > 0 {
+                let node = self.storage_process(index % self.storage_nodes);
+                storage.push(self.inner_at(&node, &format!("storage-{organization}"), next())?);
             }
             let name = compute_name(&organization, 0);
             compute.push(vec![self.inner(&name, next())?]);
             others.push(vec![format!("tls:{}", self.link_port(&name, 2 + index)?)]);
         }
         // After all other ports, so that those keep their numbers.
-        let pooled = if self.storage_nodes { organizations } else { 0 };
+        let pooled = if self.storage_nodes > 0 { organizations } else { 0 };
         for index in 0..pooled {
             for node in 0..self.compute_nodes {
                 let name = compute_name(&self.names[index], node);
@@ -312,6 +276,9 @@ impl Planner<'_> {
         match process.role {
             ProcessRole::Memory if node == LOG_NODE => vec![("orderers", at.log[place].clone())],
             ProcessRole::Memory => vec![("compute nodes", at.memory[place].clone())],
+            ProcessRole::Storage if self.is_storage_shared() => {
+                self.stored_at(place).map(|peer| ("compute nodes", at.storage[peer].clone())).collect()
+            }
             ProcessRole::Storage => vec![(OWN, at.storage[place].clone())],
             ProcessRole::Compute => {
                 let among = at.peer_nodes[place].get(node).map(|address| ("its peer's compute nodes", address.clone()));
@@ -384,16 +351,14 @@ impl Planner<'_> {
                 self.identify_inner(process, &material::orderer_issuer(self.network.path())?)?;
             }
             ProcessRole::Storage => {
-                file.storage = Some(StorageFile {
-                    address: at.storage[place].clone(),
-                    directory: self.data(&format!("peers/{}", config.network.organizations[place])),
-                    memtable_bytes: config.storage.memtable_bytes,
-                    table_cache_bytes: config.storage.table_cache_bytes,
-                    table_hint_bytes: config.storage.table_hint_bytes,
-                    clients: self.nodes(place, secrets).collect(),
-                    joining: Some(self.joining(place, secrets)),
-                });
-                self.identify_inner(process, &self.issuer(place)?)?;
+                let mut peers = self.stored_at(place).map(|peer| self.storage(peer, at, secrets));
+                file.storage = peers.next().map(|first| StorageFile { others: peers.collect(), ..first });
+                let issuer = match self.is_storage_shared() {
+                    // It is no organisation's own, as a memory node is not.
+                    true => material::orderer_issuer(self.network.path())?,
+                    false => self.issuer(place)?,
+                };
+                self.identify_inner(process, &issuer)?;
             }
             ProcessRole::Orderer => {
                 file.orderer = Some(OrdererFile {
@@ -450,6 +415,40 @@ impl Planner<'_> {
         write_private(&process.config(), text.as_bytes())
     }
 
+    /// Whether storage nodes serve the peers of several organisations.
+    fn is_storage_shared(&self) -> bool {
+        self.storage_nodes < self.names.len()
+    }
+
+    /// The name of a storage node's process.
+    fn storage_process(&self, place: usize) -> String {
+        if self.is_storage_shared() { storage_name(place) } else { format!("storage-{}", self.names[place]) }
+    }
+
+    /// The organisations whose peers have their storage at a node.
+    fn stored_at(&self, place: usize) -> impl Iterator<Item = usize> {
+        (place..self.names.len()).step_by(self.storage_nodes)
+    }
+
+    /// Where a storage node keeps the peer of an organisation.
+    fn storage(&self, organization: usize, at: &PlanAddresses, secrets: &PlanSecrets) -> StorageFile {
+        let config = self.network.config();
+        let mut directory = self.data(&format!("peers/{}", config.network.organizations[organization]));
+        if self.is_storage_shared() && matches!(self.placement, Placement::Hosts { .. }) {
+            directory.push(&self.names[organization]);
+        }
+        StorageFile {
+            address: at.storage[organization].clone(),
+            directory,
+            memtable_bytes: config.storage.memtable_bytes,
+            table_cache_bytes: config.storage.table_cache_bytes,
+            table_hint_bytes: config.storage.table_hint_bytes,
+            clients: self.nodes(organization, secrets).collect(),
+            joining: Some(self.joining(organization, secrets)),
+            others: Vec::new(),
+        }
+    }
+
     /// The number of an organisation's compute nodes that may become the primary. Any further one joins like one that is
     /// added later.
     fn candidates(&self) -> usize {
@@ -481,7 +480,7 @@ impl Planner<'_> {
         // On this machine, what the peer has as a whole lies with its first compute node.
         let first_folder =
             matches!(self.placement, Placement::OneHost { .. }).then(|| Path::new("..").join(compute_name(name, 0)));
-        let among = self.storage_nodes.then(|| PeerNodesFile {
+        let among = (self.storage_nodes > 0).then(|| PeerNodesFile {
             address: at.peer_nodes[organization].get(node).cloned(),
             others: (at.peer_nodes[organization].iter().enumerate().filter(|(other, _)| *other != node))
                 .map(|(_, other)| other.clone())
@@ -495,7 +494,7 @@ impl Planner<'_> {
             spot_check_one_in: config.pool.spot_check_one_in,
             budget_directory: first_folder.clone(),
         });
-        let pooled = self.storage_nodes.then(|| PooledFile {
+        let pooled = (self.storage_nodes > 0).then(|| PooledFile {
             storage: at.storage[organization].clone(),
             owner: name.clone(),
             section_bytes: config.pool.section_bytes,
@@ -512,7 +511,7 @@ impl Planner<'_> {
                 .map(|(address, token)| DonorFile { address: address.clone(), token: token.clone() })
                 .collect(),
         });
-        let local = (!self.storage_nodes).then(|| LocalStoresFile {
+        let local = (self.storage_nodes == 0).then(|| LocalStoresFile {
             directory: self.data(&format!("peers/{}", config.network.organizations[organization])),
             storage: config.storage.clone(),
         });

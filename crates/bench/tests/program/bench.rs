@@ -185,12 +185,8 @@ fn figure_5a_measures_each_size_of_a_peer() {
 
 #[test]
 fn figure_7d_sets_both_forms_and_both_validations_beside_each_other() {
-    let ratios = [
-        "d_sequential",
-        "d_parallel",
-        "parallel_over_sequential_disaggregated",
-        "parallel_over_sequential_monolithic",
-    ];
+    let ratios =
+        ["d_sequential", "d_parallel", "parallel_over_sequential_disaggregated", "parallel_over_sequential_monolithic"];
     let figure = quick_figure("flexchain-fig7d", &ratios, &[]);
     assert_eq!(figure["rows"].as_array().map(Vec::len), Some(4), "{figure:#}");
 }

@@ -43,7 +43,7 @@ pub struct UpArguments {
     #[arg(long)]
     pub isolate: bool,
     /// Keep each peer's state and blocks in its own process, without memory and storage nodes
-    #[arg(long, conflicts_with_all = ["memory_nodes", "compute_nodes"])]
+    #[arg(long, conflicts_with_all = ["memory_nodes", "storage_nodes", "compute_nodes"])]
     pub monolithic: bool,
     #[command(flatten)]
     pub network: NetworkArguments,
@@ -76,6 +76,9 @@ pub struct NetworkArguments {
     /// Number of memory nodes, 1 to 64 [default: 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub memory_nodes: Option<u8>,
+    /// Number of storage nodes, which the peers share [default: one for each organisation]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub storage_nodes: Option<u8>,
     /// Number of compute nodes of each peer, 1 to 64: all answer proposals, one of them commits [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub compute_nodes: Option<u8>,

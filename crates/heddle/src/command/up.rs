@@ -166,6 +166,9 @@ fn apply(arguments: &UpArguments, config: &mut HeddleConfig) {
         // The settings of the other form stay in the network's file.
         config.pool.compute_nodes = 1;
     }
+    if let Some(nodes) = network.storage_nodes {
+        config.pool.storage_nodes = usize::from(nodes);
+    }
     if let Some(nodes) = network.memory_nodes {
         config.pool.memory_nodes = usize::from(nodes);
     }

@@ -130,11 +130,12 @@ async fn roles_on_several_hosts_commit_and_go_on_without_a_memory_node() {
     let hosts = Hosts::new();
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
-    // Memory on one host, an organisation's storage on another, everything else on a third.
-    let placed = [("memory-1", 1), ("memory-2", 1), ("storage-org1", 2), ("storage-org2", 2)];
+    // Memory on one host, the storage that both peers share on another, everything else on a third.
+    let placed = [("memory-1", 1), ("memory-2", 1), ("storage-1", 2)];
     let shown = dir.display().to_string();
     let default = hosts.address(3).to_string();
     let mut arguments = vec!["plan", "--orgs", "2", "--policy", "all", "--dir", &shown, "--host", &default];
+    arguments.extend(["--storage-nodes", "1"]);
     let places = placed.map(|(name, host)| format!("{name}={}", hosts.address(host)));
     places.iter().for_each(|place| arguments.extend(["--place", place]));
     let output = run(&arguments);

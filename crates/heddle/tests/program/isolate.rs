@@ -161,6 +161,36 @@ async fn every_form_of_a_network_opens_what_another_left() {
     assert!(verify.status.success(), "{}", text(&verify));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn peers_share_a_storage_node_and_get_one_of_their_own_again() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let network = Network::start(&dir, &["--orgs", "3", "--policy", "all", "--isolate", "--storage-nodes", "2"]);
+    let storage = || processes(&dir).into_iter().filter(|process| process.role == ProcessRole::Storage);
+    assert_eq!(storage().map(|process| process.name).collect::<Vec<_>>(), ["storage-1", "storage-2"]);
+    let load = Load::start(&dir, 3, CLIENTS);
+    load.progress(SOME, "with two storage nodes for three peers").await;
+    // That of two peers.
+    let killed = storage().next().expect("it runs");
+    send(killed.process, Signal::KILL);
+    back(&dir, &killed).await;
+    load.progress(SOME, "after the end of the storage node that two peers share").await;
+    let told = load.end().await;
+    network.down();
+    // Each peer's directory is its own, wherever it is served.
+    let network =
+        Network::start(&dir, &["--isolate", "--policy", "all", "--config", &with(&dir, "[pool]\nstorage_nodes = 0\n")]);
+    assert_eq!(storage().count(), 3);
+    end_with_all(network, &dir, 3, &told).await;
+}
+
+/// A file beside the network with these settings.
+fn with(dir: &Path, settings: &str) -> String {
+    let path = dir.with_extension("toml");
+    std::fs::write(&path, settings).expect("it can be written");
+    path.display().to_string()
+}
+
 #[test]
 fn what_cannot_start_says_why_and_what_to_do() {
     let folder = tempfile::tempdir().expect("a temporary folder");

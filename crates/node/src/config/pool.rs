@@ -97,6 +97,8 @@ impl ValidationSetting {
     }
 }
 
+/// The largest number of storage nodes.
+const STORAGE_NODES_MAX: usize = 64;
 /// The lowest rate of spot checks.
 const SPOT_CHECK_ONE_IN_MAX: u32 = 1 << 20;
 
@@ -115,6 +117,8 @@ pub struct PoolConfig {
     pub tls: bool,
     /// The number of memory nodes.
     pub memory_nodes: usize,
+    /// The number of storage nodes, which the organisations' peers share; 0 is one for each organisation.
+    pub storage_nodes: usize,
     /// The number of compute nodes of each peer.
     pub compute_nodes: usize,
     /// The quota of processor time of each compute-node process, in percent of one processor; 0 is none.
@@ -149,6 +153,7 @@ impl Default for PoolConfig {
             provider: ProviderKind::default(),
             tls: true,
             memory_nodes: 2,
+            storage_nodes: 0,
             compute_nodes: 1,
             compute_cpu_percent: 0,
             offload: OffloadSetting::default(),
@@ -166,12 +171,21 @@ impl Default for PoolConfig {
 }
 
 impl PoolConfig {
+    /// The number of storage nodes for this number of peers: there is none without a peer.
+    pub fn storage_nodes_for(&self, peers: usize) -> usize {
+        if self.storage_nodes == 0 { peers } else { self.storage_nodes.min(peers) }
+    }
+
     /// Checks the values. An error is a key and its problem.
     pub(super) fn check(&self) -> Result<(), (&'static str, String)> {
         let nodes = self.memory_nodes;
         if !(1..=MEMORY_NODES_MAX).contains(&nodes) {
             let problem = format!("is {nodes}; it must be from 1 to {MEMORY_NODES_MAX}");
             return Err(("pool.memory_nodes", problem));
+        }
+        if self.storage_nodes > STORAGE_NODES_MAX {
+            let nodes = self.storage_nodes;
+            return Err(("pool.storage_nodes", format!("is {nodes}; it must be from 0 to {STORAGE_NODES_MAX}")));
         }
         let nodes = self.compute_nodes;
         if !(1..=NODES_MAX).contains(&nodes) {

@@ -457,15 +457,15 @@ async fn start_peer(
         return Ok((None, vec![Arc::new(ComputeInstance::monolithic(options, local).await?)]));
     };
     let address = format!("storage {} {}", organization.name, network.path.display());
-    let storage = StorageInstance::start(storage::StorageConfig {
-        name: &format!("storage of {}", organization.name),
+    let mut storage = StorageInstance::new(&format!("storage of {}", organization.name));
+    let peer = storage::StorageConfig {
         data,
         sync: sync.clone(),
         tables: storage::local_tables_config(&config.storage),
         address: &address,
         clients: &Parties::anyone(),
-    })
-    .await?;
+    };
+    storage.serve(peer).await?;
     let donors = shared.memory.iter().zip(&shared.tokens[index]);
     let elsewhere = RemoteBackends {
         storage: address,

@@ -220,22 +220,20 @@ impl RoleContext<'_> {
 
     pub(super) async fn storage(&self) -> Result<StartedRole, NodeError> {
         let section = self.file.storage();
-        let port = LinkPort::joined(&section.address, &section.clients, section.joining.as_ref());
-        self.register(None, vec![port]);
-        let directory = self.path(&section.directory);
-        let storage = StorageInstance::start(storage_role::StorageConfig {
-            name: &self.file.name,
-            data: DataDirectory::open(&directory).await?,
-            sync: GroupSync::new(),
-            tables: storage_role::tables_config(
-                section.memtable_bytes,
-                section.table_cache_bytes,
-                section.table_hint_bytes,
-            ),
-            address: &section.address,
-            clients: &and_later(Parties::of(section.clients.keys()), section.joining.as_ref()),
-        })
-        .await?;
+        let port = |peer: &file::StorageFile| LinkPort::joined(&peer.address, &peer.clients, peer.joining.as_ref());
+        self.register(None, section.peers().map(port).collect());
+        let sync = GroupSync::new();
+        let mut storage = StorageInstance::new(&self.file.name);
+        for peer in section.peers() {
+            let config = storage_role::StorageConfig {
+                data: DataDirectory::open(&self.path(&peer.directory)).await?,
+                sync: sync.clone(),
+                tables: storage_role::tables_config(peer.memtable_bytes, peer.table_cache_bytes, peer.table_hint_bytes),
+                address: &peer.address,
+                clients: &and_later(Parties::of(peer.clients.keys()), peer.joining.as_ref()),
+            };
+            storage.serve(config).await?;
+        }
         let health = metrics::Health::new(Vec::new(), TransactionIntake::default());
         let address = section.address.clone();
         Ok(StartedRole { kind: RoleParts::Storage(storage), tasks: Vec::new(), health, address })

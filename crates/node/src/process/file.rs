@@ -97,6 +97,9 @@ pub struct NodeFile {
     pub gateway: Option<GatewayFile>,
 }
 
+/// The largest number of peers of one storage node.
+const STORED_PEERS_MAX: usize = 64;
+
 impl NodeFile {
     /// Reads the file of a process with this role.
     ///
@@ -169,7 +172,19 @@ impl NodeFile {
             }
         }
         if let Some(storage) = &self.storage {
-            check_inner_address("storage.address", &storage.address)?;
+            for peer in storage.peers() {
+                check_inner_address("storage.address", &peer.address)?;
+                let same = |other: &&StorageFile| other.address == peer.address || other.directory == peer.directory;
+                if storage.peers().filter(same).count() > 1 {
+                    let problem = format!("has two peers at {} or in {}", peer.address, peer.directory.display());
+                    return Err(("storage.others", problem));
+                }
+            }
+            if storage.others.len() >= STORED_PEERS_MAX || storage.others.iter().any(|peer| !peer.others.is_empty()) {
+                let problem =
+                    format!("is a list of at most {} peers, none of which has such a list", STORED_PEERS_MAX - 1);
+                return Err(("storage.others", problem));
+            }
         }
         if let Some(compute) = &self.compute {
             pool::check_cpu_percent("compute.cpu_percent", compute.cpu_percent)?;

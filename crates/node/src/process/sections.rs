@@ -171,6 +171,16 @@ pub struct StorageFile {
     /// The compute nodes that may join later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joining: Option<JoiningFile>,
+    /// `[[storage.others]]`: the other peers that the node serves, each at an address of its own, in a directory of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub others: Vec<StorageFile>,
+}
+
+impl StorageFile {
+    /// The peers that the node serves.
+    pub fn peers(&self) -> impl Iterator<Item = &StorageFile> {
+        std::iter::once(self).chain(&self.others)
+    }
 }
 
 /// `[orderer]`

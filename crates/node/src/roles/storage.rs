@@ -1,9 +1,13 @@
-//! Keeps blocks and tables of one organisation for its compute nodes.
+//! Keeps blocks and tables of peers for their compute nodes.
+//!
+//! Each peer has a directory, an address, clients and epochs of its own, in a [`StorageNode`] of its own: what one peer's
+//! compute nodes do reaches no other peer. The peers share the process and the batches in which files are made durable.
 
 use std::sync::Arc;
 
 use base::rt::net::Parties;
 use base::{Bytes, ErrorKind};
+use futures_util::future::{join_all, select_all};
 use storage::blocks::BlockStoreConfig;
 use storage::node::{StorageNode, StorageNodeConfig};
 use storage::tables::{FjallConfig, FjallEngine};
@@ -14,17 +18,15 @@ use crate::network::NodeError;
 use crate::network::layout::TABLES;
 use crate::process::ProcessEnd;
 
-/// What a storage node needs.
+/// What a storage node needs for one peer.
 pub(crate) struct StorageConfig<'a> {
-    /// For logs and errors.
-    pub name: &'a str,
     pub data: DataDirectory,
     pub sync: GroupSync,
     /// The engine of the tables.
     pub tables: FjallConfig,
-    /// The address at which the node answers.
+    /// The address at which the node answers the peer.
     pub address: &'a str,
-    /// The clients that may use it.
+    /// The peer's compute nodes.
     pub clients: &'a Parties,
 }
 
@@ -47,15 +49,21 @@ pub(crate) fn local_tables_config(config: &StateStorageConfig) -> FjallConfig {
 /// A running storage node.
 pub(crate) struct StorageInstance {
     name: String,
-    node: StorageNode,
+    /// One for each peer.
+    nodes: Vec<StorageNode>,
 }
 
 impl StorageInstance {
-    pub(crate) async fn start(options: StorageConfig<'_>) -> Result<StorageInstance, NodeError> {
-        let name = options.name.to_owned();
+    /// A node that serves nobody yet.
+    pub(crate) fn new(name: &str) -> StorageInstance {
+        StorageInstance { name: name.to_owned(), nodes: Vec::new() }
+    }
+
+    /// Opens a peer's data and serves the peer.
+    pub(crate) async fn serve(&mut self, options: StorageConfig<'_>) -> Result<(), NodeError> {
         let tables = FjallEngine::open(&options.data.directory().path().join(TABLES), options.tables).await?;
         let node = StorageNode::open(StorageNodeConfig {
-            name: options.name.to_owned(),
+            name: self.name.clone(),
             data: options.data,
             sync: options.sync,
             tables,
@@ -66,12 +74,13 @@ impl StorageInstance {
         })
         .await?;
         node.serve(options.address, options.clients).await?;
-        Ok(StorageInstance { name, node })
+        self.nodes.push(node);
+        Ok(())
     }
 
     /// Completes when the node is of no use until it is restarted, with the reason.
     pub(crate) async fn failed(&self) -> ProcessEnd {
-        let error = self.node.failed().await;
+        let (error, ..) = select_all(self.nodes.iter().map(|node| Box::pin(node.failed()))).await;
         let reason = format!("{} accepts no more writes: {error}; restart it", self.name);
         // `Closed` means that the node's port has ended; any other error is what the engine says about the disk.
         if error.kind() == ErrorKind::Closed { ProcessEnd::defect(reason) } else { ProcessEnd::environment(reason) }
@@ -79,6 +88,7 @@ impl StorageInstance {
 
     /// Makes everything durable and stops.
     pub(crate) async fn stop(&self) -> Result<(), NodeError> {
-        Ok(self.node.stop().await?)
+        let stopped = join_all(self.nodes.iter().map(StorageNode::stop)).await;
+        Ok(stopped.into_iter().collect::<Result<(), _>>()?)
     }
 }
