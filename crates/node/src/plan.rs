@@ -180,6 +180,33 @@ mod tests {
         }
     }
 
+    /// Peers at one storage node have nothing in common but the process.
+    #[tokio::test]
+    async fn peers_that_share_a_storage_node_share_no_address_directory_or_client() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let mut config = crate::HeddleConfig::default();
+        config.pool.storage_nodes = 2;
+        let network = Network::create(&folder.path().join("network"), &config).await.expect("it can be made");
+        let hosts = Placement::Hosts { default: [10, 0, 0, 7].into(), by_name: BTreeMap::new() };
+        let plan = network.plan(&hosts).expect("it can be planned");
+        let (mut served, mut clients) = (BTreeMap::new(), BTreeMap::new());
+        for process in &plan.processes {
+            let file = NodeFile::load(process.role, &process.config()).expect("it was written");
+            if let Some(compute) = &file.compute {
+                let storage = compute.pooled.as_ref().expect("it is pooled").storage.clone();
+                clients.insert(storage, (file.name.clone(), compute.token.token().bytes().to_vec()));
+            }
+            for peer in file.storage.iter().flat_map(|storage| storage.peers()) {
+                let known: Vec<_> =
+                    peer.clients.iter().map(|(name, token)| (name.clone(), token.token().bytes().to_vec())).collect();
+                assert_eq!(known.len(), 1, "one compute node: {known:?}");
+                assert!(served.insert(peer.address.clone(), known[0].clone()).is_none(), "{}", peer.address);
+                assert!(peer.directory.ends_with(known[0].0.trim_start_matches("compute-")), "{peer:?}");
+            }
+        }
+        assert_eq!((served.len(), served), (3, clients), "each at the address that its compute node knows");
+    }
+
     /// An owner keeps its mappings of shared memory after the memory was given to another owner.
     #[tokio::test]
     async fn shared_memory_of_several_organisations_needs_one_user() {

@@ -18,7 +18,7 @@ pub enum NodeCommand {
     /// Run a memory node: gives its memory to peers, or to the log of orderers, and is passive otherwise
     #[command(after_help = AFTER)]
     Memory(NodeRunArguments),
-    /// Run a storage node: keeps blocks and tables of one organisation
+    /// Run a storage node: keeps blocks and tables of peers
     #[command(after_help = AFTER)]
     Storage(NodeRunArguments),
     /// Run a compute node: endorses and commits for one organisation

@@ -457,8 +457,9 @@ async fn start_peer(
         return Ok((None, vec![Arc::new(ComputeInstance::monolithic(options, local).await?)]));
     };
     let address = format!("storage {} {}", organization.name, network.path.display());
-    let mut storage = StorageInstance::new(&format!("storage of {}", organization.name));
+    let mut storage = StorageInstance::new("storage");
     let peer = storage::StorageConfig {
+        peer: organization.name.clone(),
         data,
         sync: sync.clone(),
         tables: storage::local_tables_config(&config.storage),

@@ -1,5 +1,7 @@
 //! The inputs that all roles share at their start, and the start of each role.
 
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -222,12 +224,17 @@ impl RoleContext<'_> {
         let section = self.file.storage();
         let port = |peer: &file::StorageFile| LinkPort::joined(&peer.address, &peer.clients, peer.joining.as_ref());
         self.register(None, section.peers().map(port).collect());
-        let sync = GroupSync::new();
+        // A slow disk delays only the peers that are on it.
+        let mut disks: BTreeMap<u64, GroupSync> = BTreeMap::new();
         let mut storage = StorageInstance::new(&self.file.name);
         for peer in section.peers() {
+            let directory = self.path(&peer.directory);
+            let data = DataDirectory::open(&directory).await?;
+            let disk = std::fs::metadata(&directory).map_err(NodeError::file("reading", &directory))?.dev();
             let config = storage_role::StorageConfig {
-                data: DataDirectory::open(&self.path(&peer.directory)).await?,
-                sync: sync.clone(),
+                peer: directory.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+                data,
+                sync: disks.entry(disk).or_insert_with(GroupSync::new).clone(),
                 tables: storage_role::tables_config(peer.memtable_bytes, peer.table_cache_bytes, peer.table_hint_bytes),
                 address: &peer.address,
                 clients: &and_later(Parties::of(peer.clients.keys()), peer.joining.as_ref()),

@@ -35,7 +35,7 @@ pub(crate) const TRUST: &str = "trust";
 pub enum ProcessRole {
     /// Gives memory to peers.
     Memory,
-    /// Keeps blocks and tables of one organisation.
+    /// Keeps blocks and tables of peers.
     Storage,
     /// Orders transactions.
     Orderer,

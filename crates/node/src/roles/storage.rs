@@ -1,7 +1,7 @@
 //! Keeps blocks and tables of peers for their compute nodes.
 //!
 //! Each peer has a directory, an address, clients and epochs of its own, in a [`StorageNode`] of its own: what one peer's
-//! compute nodes do reaches no other peer. The peers share the process and the batches in which files are made durable.
+//! compute nodes do reaches no other peer. The peers share the process, and on one disk the batches in which files are made durable.
 
 use std::sync::Arc;
 
@@ -20,6 +20,8 @@ use crate::process::ProcessEnd;
 
 /// What a storage node needs for one peer.
 pub(crate) struct StorageConfig<'a> {
+    /// For logs and errors.
+    pub peer: String,
     pub data: DataDirectory,
     pub sync: GroupSync,
     /// The engine of the tables.
@@ -63,7 +65,7 @@ impl StorageInstance {
     pub(crate) async fn serve(&mut self, options: StorageConfig<'_>) -> Result<(), NodeError> {
         let tables = FjallEngine::open(&options.data.directory().path().join(TABLES), options.tables).await?;
         let node = StorageNode::open(StorageNodeConfig {
-            name: self.name.clone(),
+            name: format!("{} of {}", self.name, options.peer),
             data: options.data,
             sync: options.sync,
             tables,

@@ -1,4 +1,4 @@
-//! The storage node of one organisation: keeps the blocks and tables of its channels for compute nodes on other
+//! The storage node of one peer: keeps the blocks and tables of its channels for compute nodes on other
 //! machines.
 //!
 //! As in FlexChain, section 4.1.2, the block store and the savepoint lie in remote storage, and blocks are materialised
