@@ -237,7 +237,7 @@ impl AddressSpace {
         donor.is_some()
     }
 
-    /// A live section at a donor that is being vacated, if there is one.
+    /// The newest live section at a donor that is being vacated, if there is one.
     pub fn section_to_vacate(&self) -> Option<Section> {
         let vacated: BTreeSet<&str> = {
             let donors = self.shared.donors.iter().filter(|place| place.is_vacated());
@@ -246,7 +246,8 @@ impl AddressSpace {
         if vacated.is_empty() {
             return None;
         }
-        self.sections().into_iter().find(|section| self.donor_of(section.id).is_some_and(|at| vacated.contains(at)))
+        let is_vacated = |section: &Section| self.donor_of(section.id).is_some_and(|at| vacated.contains(at));
+        self.sections().into_iter().rev().find(is_vacated)
     }
 
     /// Asks every donor without a recent answer how much memory is free, so that [`AddressSpace::donors`] shows a donor

@@ -6,9 +6,9 @@
 //! 2. The owner calls [`SectionMigration::copy_some`] until few pages are left. During a call, no write to the section
 //!    may be in flight. Between calls there may be any.
 //! 3. [`SectionMigration::grant_read`] gets read grants of the copy for followers.
-//! 4. [`SectionMigration::finish`] copies the pages that are left, writes the *head* of the copy, and re-points the
-//!    entry: verbs that are posted from now on go to the copy. The
-//!    owner then overwrites the head at the old location with zeros ([`OldLocation::erase_head`]).
+//! 4. [`SectionMigration::complete`] copies the pages that are left, and writes the *head* of the copy.
+//!    [`SectionMigration::finish`] re-points the entry: verbs that are posted from now on go to the copy. The owner then
+//!    overwrites the head at the old location with zeros ([`OldLocation::erase_head`]).
 //! 5. Verbs that were posted before may still read at the old location, which does not change any more. When there
 //!    can be none, the owner returns it ([`OldLocation::release`]).
 //!
@@ -48,6 +48,7 @@ pub struct SectionMigration {
     base: u64,
     /// `None` once the entry leads to the copy.
     copy: Option<SectionLocation>,
+    head_bytes: usize,
 }
 
 /// The location that a section had before it migrated. Dropping it returns it in the background.
@@ -62,7 +63,7 @@ pub struct OldLocation {
 
 impl AddressSpace {
     /// Begins to migrate a section to the donor that has the most free memory, of those that are not being vacated and do
-    /// not have the section. `head_bytes`: the length of the head that [`SectionMigration::finish`] will be given.
+    /// not have the section. `head_bytes`: the length of the head that [`SectionMigration::complete`] will be given.
     ///
     /// # Errors
     /// [`Error::Exhausted`] if no such donor has memory, [`Error::NoDonor`] if there is none; [`Error::UnknownSection`];
@@ -78,8 +79,13 @@ impl AddressSpace {
         for link in others.into_iter().filter(|link| link.address != here.address && link.is_answering()) {
             match shared.request_copy(&link, id).await {
                 Ok(location) => {
-                    let migration =
-                        SectionMigration { space: self.clone(), id, base: section.address, copy: Some(location) };
+                    let migration = SectionMigration {
+                        space: self.clone(),
+                        id,
+                        base: section.address,
+                        copy: Some(location),
+                        head_bytes: head_bytes as usize,
+                    };
                     let pages = CopiedPages::new(id, section.address, section.bytes, head_bytes);
                     {
                         let mut copied = lock(&shared.copied);
@@ -201,24 +207,30 @@ impl SectionMigration {
         self.space.shared.grant_read(self.id, self.copy(), follower).await
     }
 
-    async fn write_head(&self, head: Bytes) -> Result<(), Error> {
+    /// Copies what is left, and writes the head. No write to the section may be in flight, from now until
+    /// [`SectionMigration::finish`] has returned.
+    ///
+    /// # Errors
+    /// If a verb fails. The copy may have its head, so the donor counts as [unsettled](AddressSpace::is_settled) until it has
+    /// confirmed the return.
+    pub async fn complete(&self, head: Bytes) -> Result<(), Error> {
+        assert_eq!(head.len(), self.head_bytes, "the length was given when the migration began");
+        while self.copy_some(FINISH_BYTES).await? > 0 {}
+        if head.is_empty() {
+            return Ok(());
+        }
         let copy = self.copy();
         let written = copy.link.endpoint.write(&copy.capability, 0, &[head]);
         copy.link.endpoint.flush();
         written.await.map_err(|error| Error::Rma { doing: format!("completing section {}", self.id.0), error })
     }
 
-    /// Copies what is left, writes the head, and re-points the section. No write to the section may be in flight.
+    /// Re-points the section to its copy, which is complete.
     ///
     /// # Errors
-    /// If a verb fails, or the section was lost or released meanwhile. The section is then where it was; the copy may
-    /// have its head, so the donor counts as [unsettled](AddressSpace::is_settled) until it has confirmed the return.
-    pub async fn finish(mut self, head: Bytes) -> Result<OldLocation, Error> {
-        while self.copy_some(FINISH_BYTES).await? > 0 {}
-        let length = head.len();
-        if length > 0 {
-            self.write_head(head).await?;
-        }
+    /// If the section was lost or released meanwhile. It is then where it was, and the donor of the copy is unsettled as
+    /// after [`SectionMigration::complete`].
+    pub fn finish(mut self) -> Result<OldLocation, Error> {
         let space = self.space.clone();
         let core = &*space.shared;
         let entry = core.live_entry(self.id)?;
@@ -242,7 +254,7 @@ impl SectionMigration {
             core: Arc::clone(&space.shared),
             link: Arc::clone(&old.link),
             capability: old.capability,
-            head_bytes: length,
+            head_bytes: self.head_bytes,
             section: Some(old.section),
         };
         if !entry.is_live() {

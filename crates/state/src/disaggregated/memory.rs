@@ -142,8 +142,11 @@ pub trait MigratingSection: Send + Sync {
     /// Gets a follower a read grant of the copy, as [`Memory::grant_read`].
     async fn grant_read(&self, follower: FollowerId) -> Result<Bytes, MemoryError>;
 
-    /// Copies the rest and the head, and re-points the section.
-    async fn finish(self: Box<Self>, head: Bytes) -> Result<Box<dyn FormerLocation>, MemoryError>;
+    /// Copies the rest, and writes the head.
+    async fn complete(&self, head: Bytes) -> Result<(), MemoryError>;
+
+    /// Re-points the section to the copy, which is complete.
+    fn finish(self: Box<Self>) -> Result<Box<dyn FormerLocation>, MemoryError>;
 }
 
 /// Where a section was before it migrated ([`pool::OldLocation`]).
@@ -334,8 +337,12 @@ impl MigratingSection for pool::SectionMigration {
         Ok(granted.map_err(memory_error)?.encode())
     }
 
-    async fn finish(self: Box<Self>, head: Bytes) -> Result<Box<dyn FormerLocation>, MemoryError> {
-        Ok(Box::new(pool::SectionMigration::finish(*self, head).await.map_err(memory_error)?))
+    async fn complete(&self, head: Bytes) -> Result<(), MemoryError> {
+        pool::SectionMigration::complete(self, head).await.map_err(memory_error)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Box<dyn FormerLocation>, MemoryError> {
+        Ok(Box::new(pool::SectionMigration::finish(*self).map_err(memory_error)?))
     }
 }
 

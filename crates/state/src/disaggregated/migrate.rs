@@ -92,8 +92,7 @@ impl StateCore {
     /// Moves a section to the memory node with the most free memory, of those that are not being vacated.
     async fn migrate(&self, id: u32) -> Result<(), MemoryError> {
         let bytes = self.memory.section_bytes();
-        let head_bytes = if mutant(Mutant::CopyHeaded) { 0 } else { header::header_bytes(bytes) };
-        let migration = self.memory.migrate(id, head_bytes).await?;
+        let migration = self.memory.migrate(id, header::header_bytes(bytes)).await?;
         let base = {
             let mut writer = self.writer.lock().await;
             let base = self.migrating_base(&writer, id)?;
@@ -110,6 +109,10 @@ impl StateCore {
         section: &Section,
         migration: Box<dyn MigratingSection>,
     ) -> Result<(), MemoryError> {
+        if mutant(Mutant::CopyHeaded) {
+            let _writer = self.writer.lock().await;
+            migration.complete(self.head_of_copy(section).await?).await?;
+        }
         for _ in 0..PASSES_MAX * section.bytes.div_ceil(BATCH_BYTES) {
             hold_up("state.migrate.copy").await;
             let writer = self.writer.lock().await;
@@ -128,8 +131,11 @@ impl StateCore {
             let writer = &mut *guard;
             self.migrating_base(writer, section.id)?;
             let head = rt::timeout(DONOR_TIMEOUT, self.head_of_copy(section)).await.map_err(|_| silent())??;
-            let switched = rt::timeout(DONOR_TIMEOUT, migration.finish(head)).await;
-            let old = match switched.map_err(|_| silent()).and_then(|switched| switched) {
+            let switched = rt::timeout(DONOR_TIMEOUT, async {
+                migration.complete(head).await?;
+                migration.finish()
+            });
+            let old = match switched.await.map_err(|_| silent()).and_then(|switched| switched) {
                 Ok(old) => old,
                 Err(error) => {
                     // The copy may have its header.

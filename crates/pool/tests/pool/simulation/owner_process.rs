@@ -233,7 +233,10 @@ impl OwnerSession<'_> {
         let gives_up = rt::random_below(4) == 0;
         let Some(held) = self.held.get_mut(&id).filter(|_| !gives_up) else { return };
         let head = held.words.get(&0).copied().unwrap_or_default();
-        let Ok(old) = migration.finish(Bytes::copy_from_slice(&head.to_le_bytes())).await else { return };
+        if migration.complete(Bytes::copy_from_slice(&head.to_le_bytes())).await.is_err() {
+            return;
+        }
+        let Ok(old) = migration.finish() else { return };
         held.given = rt::now();
         self.read().await;
         if rt::random_below(2) == 0 && old.erase_head().await.is_ok() {

@@ -19,7 +19,7 @@ use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, Error, Follower, Snapshot as _, WorldState as _};
 use storage::StateStore;
 
-use super::{NAMESPACE, World};
+use super::world::{NAMESPACE, World};
 
 fn address(epoch: u64) -> String {
     format!("primary{epoch}")
@@ -212,9 +212,9 @@ pub struct Followers {
 }
 
 impl Followers {
-    /// Half of all worlds have some.
+    /// Half of all worlds have some, and those that are about them.
     pub fn start(sim: &Sim, world: &Arc<World>, rng: &mut Prng, stop: &CancellationToken) -> Followers {
-        let count = if rng.one_in(2) { 1 + rng.below(2) } else { 0 };
+        let count = if rng.one_in(2) || world.is_followed { 1 + rng.below(2) } else { 0 };
         let mut readers = Vec::new();
         for number in 1..=count {
             let name = format!("reader{number}");
