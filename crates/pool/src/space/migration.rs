@@ -24,6 +24,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use base::ErrorKind;
 use base::bytes::{Bytes, BytesMut};
 use rma::{Capability, Rights};
 
@@ -66,14 +67,14 @@ impl AddressSpace {
     /// not have the section. `head_bytes`: the length of the head that [`SectionMigration::complete`] will be given.
     ///
     /// # Errors
-    /// [`Error::Exhausted`] if no such donor has memory, [`Error::NoDonor`] if there is none; [`Error::UnknownSection`];
-    /// [`Error::Invalid`] while another section migrates.
+    /// [`Error::Exhausted`] if every such donor says that it has no memory; [`Error::NoDonor`] if there is none, or one did
+    /// not answer: it may have memory later. [`Error::UnknownSection`]; [`Error::Invalid`] while another section migrates.
     pub async fn migrate(&self, id: SectionId, head_bytes: u64) -> Result<SectionMigration, Error> {
         let shared = &self.shared;
         shared.check_open()?;
         let section = shared.table.section(id).ok_or(Error::UnknownSection(id.0))?;
         let entry = shared.live_entry(id)?;
-        let mut full = Vec::new();
+        let (mut full, mut silent) = (Vec::new(), Vec::new());
         let here = Arc::clone(&shared.table.location(entry).link);
         let others = shared.links_by_free_memory().await;
         for link in others.into_iter().filter(|link| link.address != here.address && link.is_answering()) {
@@ -97,13 +98,15 @@ impl AddressSpace {
                     entry.is_copied.store(true, Ordering::Release);
                     return Ok(migration);
                 }
-                Err(error) => full.push(error.to_string()),
+                Err(error) if error.kind() == ErrorKind::Retry => full.push(error.to_string()),
+                Err(error) => silent.push(error.to_string()),
             }
             shared.check_open()?;
         }
-        match full.is_empty() {
-            true => Err(Error::NoDonor("no other memory node answers".to_owned())),
-            false => Err(Error::Exhausted(full.join("; "))),
+        match (full.is_empty(), silent.is_empty()) {
+            (false, true) => Err(Error::Exhausted(full.join("; "))),
+            (true, true) => Err(Error::NoDonor("no other memory node answers".to_owned())),
+            (_, false) => Err(Error::NoDonor(silent.join("; "))),
         }
     }
 }

@@ -430,9 +430,9 @@ impl ReadOnlyMemory for pool::ReadOnlySpace {
 }
 
 fn memory_error(error: pool::Error) -> MemoryError {
-    match error.kind() {
-        ErrorKind::Fenced => MemoryError::Fenced,
-        ErrorKind::Retry => MemoryError::Exhausted(error.to_string()),
+    match error {
+        pool::Error::Exhausted(_) => MemoryError::Exhausted(error.to_string()),
+        _ if error.kind() == ErrorKind::Fenced => MemoryError::Fenced,
         _ => MemoryError::Failed(error.to_string()),
     }
 }

@@ -74,3 +74,36 @@ fn a_silent_donor_holds_up_a_block_once_and_shortly_and_what_it_gives_late_is_us
     });
     run.unwrap_or_else(|failure| panic!("{failure}"));
 }
+
+/// The story: a memory node was to be vacated while the only other one did not answer. Its sections were emptied to
+/// storage, as if the other one had no memory.
+#[test]
+fn sections_stay_warm_until_the_other_memory_node_answers_again() {
+    let run = Simulation::new(1).run(|sim| async move {
+        let donors = Donors::start(&sim, 2, SECTION_BYTES, 16 * SECTION_BYTES).await;
+        let other = sim.node(&donors.names[1]);
+        let primary = sim.node("primary").spawn(async move {
+            let space = donors.open(1, 8 * SECTION_BYTES).await.expect("there is memory");
+            let store = MemoryStateStore::new();
+            let state = disaggregated(space.clone(), &store, DisaggregatedConfig::default()).await;
+            assert!(space.set_vacated(&donors.names[1], true));
+            let batch = block(0, KEYS);
+            store.add_block(rows(&batch));
+            state.apply(0, batch).await.expect("there is memory");
+            let sections = space.sections().len() as u64;
+            assert!(sections >= 4, "{sections}");
+            other.pause();
+            space.set_vacated(&donors.names[1], false);
+            space.set_vacated(&donors.names[0], true);
+            state.vacate();
+            rt::sleep(10 * SILENT).await;
+            assert_eq!(space.sections().len() as u64, sections, "they wait");
+            other.resume();
+            rt::sleep(10 * SILENT).await;
+            let usage = state.usage().await;
+            assert_eq!((usage.sections_migrated, usage.sections_drained), (sections, 0), "{usage:?}");
+        });
+        primary.await.expect("nobody ends it");
+    });
+    run.unwrap_or_else(|failure| panic!("{failure}"));
+}
