@@ -95,6 +95,7 @@ impl FollowerEnvironment for BenchmarkEnvironment {
             provider: provider(None),
             donors: vec![self.donor.clone()],
             section_bytes: pool::SECTION_BYTES_DEFAULT,
+            find_donor: Arc::new(|_| None),
         });
         Ok(Arc::new(space.await.map_err(|error| MemoryError::Failed(error.to_string()))?))
     }

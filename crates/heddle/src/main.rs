@@ -59,6 +59,7 @@ fn run(command: Command) -> Result<(), CommandError> {
             Command::Peer(cli::peer::PeerCommand::Nodes(nodes)) => command::peer::nodes(&nodes).await,
             Command::Peer(cli::peer::PeerCommand::AddNode(node)) => command::peer::add_node(&node).await,
             Command::Peer(cli::peer::PeerCommand::RemoveNode(node)) => command::peer::remove_node(&node).await,
+            Command::Peer(cli::peer::PeerCommand::AddMemory(node)) => command::peer::add_memory(&node),
             Command::Deny(cli::deny::DenyCommand::Add(add)) => command::deny::add(&add),
             Command::Deny(cli::deny::DenyCommand::List(list)) => command::deny::list(&list),
             Command::Orderer(cli::orderer::OrdererCommand::Members(members)) => {

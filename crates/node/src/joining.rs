@@ -10,10 +10,11 @@
 //! 2. The configuration is written last: a folder without one is no node.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use identity::MemberRole as CertificateRole;
+use identity::issue::IssuingOrganization as Issuer;
 use replica::NODES_MAX;
 
 use crate::chaincodes::PACKAGES_FOLDER;
@@ -104,10 +105,6 @@ pub(crate) fn make_compute_node(
     });
 
     let issuer = material::issuer(network, organization)?;
-    let mut hosts = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned(), host.to_string()];
-    hosts.sort();
-    hosts.dedup();
-    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
     // Everything but the node's own files: its certificate, its configuration, and what it writes while it runs.
     for entry in std::fs::read_dir(&first).map_err(NodeError::file("reading", &first))?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -115,7 +112,7 @@ pub(crate) fn make_compute_node(
             copy(&entry.path(), &folder.join(name))?;
         }
     }
-    issuer.issue_tls(CertificateRole::Peer, "compute", &hosts)?.write(&folder, CertificateRole::Peer)?;
+    write_tls(&issuer, "compute", host, &folder)?;
     let metrics = SocketAddr::new(file.metrics.ip(), metrics_port);
     let (address, others_address) = (compute.address.clone(), compute.others_address.clone());
     let file = NodeFile { name: name.clone(), metrics, compute: Some(compute), ..file };
@@ -126,8 +123,17 @@ pub(crate) fn make_compute_node(
     Ok(joining)
 }
 
+/// Writes the certificate for links of a process on this host.
+pub(crate) fn write_tls(issuer: &Issuer, name: &str, host: IpAddr, folder: &Path) -> Result<(), NodeError> {
+    let mut hosts = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned(), host.to_string()];
+    hosts.sort();
+    hosts.dedup();
+    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    Ok(issuer.issue_tls(CertificateRole::Peer, name, &hosts)?.write(folder, CertificateRole::Peer)?)
+}
+
 /// Copies a file, or a folder with everything in it, for its owner alone.
-fn copy(from: &Path, to: &Path) -> Result<(), NodeError> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), NodeError> {
     // A leftover of a file that was being written when power failed.
     if from.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
         return Ok(());

@@ -76,6 +76,7 @@ pub mod credentials;
 mod endpoints;
 mod free_ports;
 pub mod joining;
+pub mod joining_memory;
 pub mod kv;
 pub mod logging;
 pub mod membership;

@@ -92,6 +92,6 @@ pub use limits::{ADDRESS_BITS, OWNER_BYTES_MAX, SECTION_BYTES_DEFAULT, SECTION_B
 pub use message::PROTOCOL_VERSIONS;
 pub use node::{MemoryNode, MemoryNodeConfig, MemoryNodeUsage};
 pub use space::{
-    AddressSpace, AddressSpaceConfig, Donor, DonorStatus, LossReason, OldLocation, ReadGrant, ReadOnlySpace,
+    AddressSpace, AddressSpaceConfig, Donor, DonorStatus, FindDonor, LossReason, OldLocation, ReadGrant, ReadOnlySpace,
     ReadOnlySpaceConfig, Section, SectionId, SectionLoss, SectionMigration, VerbCounts,
 };

@@ -136,6 +136,7 @@ impl FollowerEnvironment for ProcessEnvironment {
             provider: Arc::new(ShmProvider::default()),
             donors: self.donors(),
             section_bytes: SECTION_BYTES,
+            find_donor: Arc::new(|_| None),
         });
         Ok(Arc::new(lent.await.map_err(|error| MemoryError::Failed(error.to_string()))?))
     }

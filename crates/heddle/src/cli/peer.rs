@@ -13,6 +13,7 @@ pub enum PeerCommand {
     Nodes(PeerNodesArguments),
     AddNode(PeerAddNodeArguments),
     RemoveNode(PeerRemoveNodeArguments),
+    AddMemory(PeerAddMemoryArguments),
 }
 
 /// Add a compute node to a running peer
@@ -62,6 +63,32 @@ pub struct PeerRemoveNodeArguments {
     pub directory: DirectoryArguments,
 }
 
+/// Make the files of a memory node that joins running peers
+///
+/// Makes DIR/nodes/memory-N, and names the commands that start it and that have a peer use it. It offers as much memory as
+/// the first memory node; memory.memory_bytes in its node.toml changes that.
+///
+/// With --host and --port the node is for another host: copy the folder there, and to the hosts of the compute nodes its
+/// node.toml. It uses two ports, starting at --port: for compute nodes, and for metrics.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle peer add-memory
+  heddle peer add-memory --host 10.0.0.5 --port 7400"
+)]
+pub struct PeerAddMemoryArguments {
+    #[command(flatten)]
+    pub directory: DirectoryArguments,
+    /// The host on which it will run
+    #[arg(long, value_name = "ADDRESS", requires = "port")]
+    pub host: Option<IpAddr>,
+    /// The first of its ports
+    #[arg(long, value_name = "PORT", requires = "host", value_parser = clap::value_parser!(u16).range(1024..=65_000))]
+    pub port: Option<u16>,
+}
+
 /// The peer that a command asks.
 #[derive(Args, Debug, Clone)]
 pub struct PeerTarget {
@@ -96,7 +123,7 @@ pub struct PeerNodesArguments {
     pub json: bool,
 }
 
-/// Show how much remote memory a running peer uses, change its budget, or free a memory node
+/// Show how much remote memory a running peer uses, change its budget, or change its memory nodes
 ///
 /// The peer keeps running while memory is added or removed. A lower budget takes effect at once: the peer takes no more
 /// memory, evicts the records in excess sections to storage, and returns these sections one by one; this command waits
@@ -104,6 +131,10 @@ pub struct PeerNodesArguments {
 ///
 /// --vacate moves everything that the peer has on one memory node to its other ones, warm, while it serves; then that
 /// node can be stopped. What finds no room there is emptied to storage. It lasts until --use.
+///
+/// --add has the peer use a memory node that it was not planned with, while it serves and from then on. FILE is the memory
+/// node's node.toml, which has its address and the peer's token (`heddle peer add-memory`). --remove forgets it again, once
+/// it has been vacated.
 ///
 /// It asks the peer's compute node through a socket in its folder, which only the user who runs it can open.
 #[derive(Args, Debug, Clone)]
@@ -116,6 +147,7 @@ Examples:
   heddle peer memory org1 --set 512MiB
   heddle peer memory org2 --set 64MiB --no-wait
   heddle peer memory org1 --vacate tcp:127.0.0.1:7301
+  heddle peer memory org1 --add net/nodes/memory-3/node.toml
   heddle peer memory --node /srv/compute-org1     on the host of that process, after `heddle plan`"
 )]
 pub struct PeerMemoryArguments {
@@ -130,6 +162,12 @@ pub struct PeerMemoryArguments {
     /// Take memory from the memory node at this address again
     #[arg(long = "use", value_name = "ADDRESS", conflicts_with_all = ["set", "vacate"])]
     pub use_node: Option<String>,
+    /// Take memory from the memory node with this node.toml, too
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["set", "vacate", "use_node"])]
+    pub add: Option<PathBuf>,
+    /// Forget the memory node at this address, which was added and has been vacated
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["set", "vacate", "use_node", "add"])]
+    pub remove: Option<String>,
     /// Return at once, without waiting until sections are returned or moved
     #[arg(long, requires = "awaited")]
     pub no_wait: bool,

@@ -14,11 +14,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use node::Ready;
 use node::added_nodes::AddedNodes;
 use node::control::{ComputeReport, ControlError, ControlRequest, MemoryReport, request_memory, request_node};
+use node::joining_memory;
 use replica::NODES_MAX;
 
 use crate::cli::exit;
 use crate::cli::peer::{
-    PeerAddNodeArguments, PeerMemoryArguments, PeerNodesArguments, PeerRemoveNodeArguments, PeerTarget,
+    PeerAddMemoryArguments, PeerAddNodeArguments, PeerMemoryArguments, PeerNodesArguments, PeerRemoveNodeArguments, PeerTarget,
 };
 use crate::failure::CommandError;
 use crate::{instance, output};
@@ -156,6 +157,23 @@ fn remove_folder(folder: &Path) -> Result<(), CommandError> {
     }
 }
 
+pub fn add_memory(arguments: &PeerAddMemoryArguments) -> Result<(), CommandError> {
+    let dir = arguments.directory.dir.as_path();
+    instance::expect_network(dir)?;
+    let remote = arguments.host.zip(arguments.port).map(|(host, port)| SocketAddr::new(host, port));
+    let node = joining_memory::add_memory_node(dir, remote).map_err(CommandError::new)?;
+    let (name, config) = (&node.name, node.config());
+    let start = match remote {
+        None => format!("start it with: heddle node memory --config {}", config.display()),
+        Some(address) => format!(
+            "copy it to {}, and start it there with: heddle node memory --config {name}/node.toml",
+            address.ip()
+        ),
+    };
+    let add = format!("have a peer use it with: heddle peer memory ORG --add {}", config.display());
+    output::print(&format!("{name}: its files are in {}\n{start}\n{add}\n", node.folder.display()))
+}
+
 /// Repeats values under the keys that they had in release 0.1, for one release.
 fn with_former_keys(mut reports: serde_json::Value) -> serde_json::Value {
     const FORMER: [(&str, &str); 3] =
@@ -173,10 +191,17 @@ fn with_former_keys(mut reports: serde_json::Value) -> serde_json::Value {
 pub async fn memory(arguments: &PeerMemoryArguments) -> Result<(), CommandError> {
     let folder = folder(arguments).await?;
     let set_node = |address: &String, vacated| ControlRequest::SetMemoryNode { address: address.clone(), vacated };
-    let request = match (&arguments.set, &arguments.vacate, &arguments.use_node) {
+    let PeerMemoryArguments { set, vacate, use_node, add, remove, .. } = arguments;
+    let request = match (set, vacate, use_node, add, remove) {
         (Some(bytes), ..) => ControlRequest::SetMemory { bytes: *bytes },
-        (_, Some(address), _) => set_node(address, true),
-        (.., Some(address)) => set_node(address, false),
+        (_, Some(address), ..) => set_node(address, true),
+        (_, _, Some(address), ..) => set_node(address, false),
+        (.., Some(file), _) => {
+            // The compute node reads it, from its own working directory.
+            let failed = |error| CommandError::new(format!("{}: {error}", file.display()));
+            ControlRequest::AddMemoryNode { file: file.canonicalize().map_err(failed)? }
+        }
+        (.., Some(address)) => ControlRequest::RemoveMemoryNode { address: address.clone() },
         _ => ControlRequest::Memory {},
     };
     let mut report = request_memory(&folder, &request).await.map_err(failure)?;

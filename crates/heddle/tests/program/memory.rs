@@ -3,6 +3,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +13,11 @@ use futures_util::future::join_all;
 use gateway::client::GatewayClient;
 use node::Endpoints;
 use node::control::MemoryReport;
+use node::process::ProcessRole;
 use rustix::process::Signal;
 
 use crate::support::load::connect;
-use crate::support::processes::{back, processes, send};
+use crate::support::processes::{Role, back, processes, send};
 use crate::support::{Network, patiently, run, text};
 
 const MIB: u64 = 1 << 20;
@@ -230,5 +232,81 @@ async fn what_lies_in_remote_memory_outlives_the_primary() {
         let stored = counter(&dir, COMPUTE, "heddle_state_storage_reads_total");
         assert!(stored < RECORDS as u64 / 4, "{signal:?}: {stored} reads went to storage");
     }
+    network.down();
+}
+
+/// Under load a memory node joins, gets all of the peer's memory, outlives the primary, and leaves.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_memory_node_joins_a_running_peer_and_leaves_it() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let network = start(&dir, &["--isolate", "--compute-nodes", "2"]);
+    let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+    let client = Arc::new(client);
+    write(&client, &channel, 1).await;
+    let planned: Vec<String> = memory(&dir, &[]).nodes.into_iter().map(|node| node.address).collect();
+    assert_eq!(planned.len(), 2);
+
+    let made = run(&["peer", "add-memory", "--dir", &dir.display().to_string()]);
+    assert!(made.status.success() && text(&made).contains("--add"), "{}", text(&made));
+    let third = dir.join("nodes/memory-3");
+    let file = third.join("node.toml").display().to_string();
+    refused(&dir, &["org1", "--add", &file], 1, &["it cannot be added", "memory-3"]);
+    refused(&dir, &["org1", "--add", "nowhere/node.toml"], 1, &["nowhere/node.toml"]);
+    assert_eq!(memory(&dir, &[]).nodes.len(), 2, "what is refused changes nothing");
+    let process = Role::start(ProcessRole::Memory, &third);
+
+    let (of, to) = (dir.clone(), file.clone());
+    let moving = tokio::task::spawn_blocking(move || {
+        let added = memory(&of, &["--add", &to]);
+        assert_eq!(added.nodes.len(), 3, "{added:?}");
+        memory(&of, &["--vacate", &planned[0]]);
+        memory(&of, &["--vacate", &planned[1]])
+    });
+    let ((), moved) = tokio::join!(write(&client, &channel, 2), moving);
+    let moved = moved.expect("no panic");
+    assert!(moved.nodes[2].sections > 8 && moved.sections_migrated > 0, "{moved:?}");
+    assert_eq!(moved.nodes.iter().map(|node| node.sections * MIB).sum::<u64>(), moved.leased_bytes, "{moved:?}");
+    // Both compute nodes answer.
+    check(&client, &channel, 2).await;
+    check(&client, &channel, 2).await;
+    let third_node = moved.nodes[2].address.clone();
+    refused(&dir, &["org1", "--add", &file], 1, &["one of this owner's already"]);
+    refused(&dir, &["org1", "--remove", &third_node], 1, &["vacate it first"]);
+    refused(&dir, &["org1", "--remove", &moved.nodes[0].address], 1, &["named by the settings"]);
+    let kept = std::fs::metadata(dir.join("nodes/compute-org1/budget.toml")).expect("it was stored");
+    assert_eq!(kept.permissions().mode() & 0o777, 0o600, "it holds a token");
+
+    // The next primary knows of it, and adopts what is there.
+    let primary = processes(&dir).into_iter().find(|process| process.name == "compute-org1").expect("it runs");
+    send(primary.process, Signal::KILL);
+    back(&dir, &primary).await;
+    patiently(async || {
+        let args = [Bytes::from_static(b"record0")];
+        client.evaluate(&client.proposal(&channel, "ycsb", "read", &args).sign()).await
+    })
+    .await
+    .expect("it serves again");
+    write(&client, &channel, 3).await;
+    let adopted = memory(&dir, &[]);
+    assert!(adopted.nodes.len() == 3 && adopted.nodes[2].sections > 8, "{adopted:?}");
+    assert!(adopted.nodes[..2].iter().all(|node| node.vacated && node.sections == 0), "{adopted:?}");
+
+    let leaving = tokio::task::spawn_blocking(move || {
+        for node in &adopted.nodes[..2] {
+            memory(&dir, &["--use", &node.address]);
+        }
+        let vacated = memory(&dir, &["--vacate", &third_node]);
+        assert_eq!(vacated.nodes[2].sections, 0, "{vacated:?}");
+        let removed = memory(&dir, &["--remove", &third_node]);
+        assert!(removed.nodes.len() == 2 && removed.leased_bytes > 8 * MIB, "{removed:?}");
+        dir
+    });
+    let ((), left) = tokio::join!(write(&client, &channel, 4), leaving);
+    let dir = left.expect("no panic");
+    drop(process);
+    check(&client, &channel, 4).await;
+    let text = std::fs::read_to_string(dir.join("nodes/compute-org1/budget.toml")).expect("it was stored");
+    assert!(!text.contains("memory-3"), "{text}");
     network.down();
 }

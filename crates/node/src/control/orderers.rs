@@ -73,7 +73,9 @@ impl OrdererControl {
             ControlRequest::Memory {}
             | ControlRequest::Node {}
             | ControlRequest::SetMemory { .. }
-            | ControlRequest::SetMemoryNode { .. } => {
+            | ControlRequest::SetMemoryNode { .. }
+            | ControlRequest::AddMemoryNode { .. }
+            | ControlRequest::RemoveMemoryNode { .. } => {
                 return Err(Error::Invalid("this is an orderer; ask a compute node for that".to_owned()));
             }
         }

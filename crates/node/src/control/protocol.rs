@@ -40,6 +40,16 @@ pub enum ControlRequest {
         /// Whether the peer is to take no memory from it, and to move away what it has there.
         vacated: bool,
     },
+    /// Have the peer use a memory node that its settings do not name.
+    AddMemoryNode {
+        /// The memory node's `node.toml`, which names its address and the peer's token there.
+        file: PathBuf,
+    },
+    /// Have the peer forget a memory node that was added, and has been vacated.
+    RemoveMemoryNode {
+        /// The memory node's address.
+        address: String,
+    },
     /// Report the members of an orderer's group.
     Orderers {},
     /// Take one step towards making an orderer a voting member.

@@ -39,6 +39,8 @@ impl ControlHandler for ComputeInstance {
             ControlRequest::Memory {} => memory(self.memory_report().await),
             ControlRequest::SetMemory { bytes } => memory(self.set_memory(bytes).await),
             ControlRequest::SetMemoryNode { address, vacated } => memory(self.set_memory_node(&address, vacated).await),
+            ControlRequest::AddMemoryNode { file } => memory(self.add_memory_node(&file).await),
+            ControlRequest::RemoveMemoryNode { address } => memory(self.remove_memory_node(&address).await),
             ControlRequest::Node {} => ControlResponse::Node(self.report()),
             _ => rejected("this is a compute node; ask an orderer for that".to_owned()),
         }

@@ -5,9 +5,10 @@ use base::rt::CancellationToken;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UnixListener;
 
-use super::budget::VacatedNodes;
+use super::budget::{MemorySettings, VacatedNodes};
 use super::*;
 use crate::control::protocol::socket_path;
+use crate::process::file::{DonorFile, Secret};
 
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir().expect("a temporary folder")
@@ -16,12 +17,21 @@ fn temporary() -> tempfile::TempDir {
 #[test]
 fn a_budget_is_kept_until_the_configuration_says_something_else() {
     let folder = temporary();
-    let load = |configured| budget::load(folder.path(), configured, 1 << 20);
+    let load = |configured| {
+        let kept = budget::load(folder.path(), configured, 1 << 20);
+        kept.map(|MemorySettings { bytes, vacated, joined }| (bytes, vacated, joined.len()))
+    };
     let (none, vacated) = (VacatedNodes::new(), VacatedNodes::from(["tcp:10.0.0.1:7301".to_owned()]));
-    assert_eq!(load(64 << 20).expect("nothing was set"), (64 << 20, none));
-    budget::store(folder.path(), 16 << 20, 64 << 20, vacated.clone()).expect("it can be written");
-    assert_eq!(load(64 << 20).expect("it is there"), (16 << 20, vacated.clone()));
-    assert_eq!(load(32 << 20).expect("the newer word counts"), (32 << 20, vacated));
+    assert_eq!(load(64 << 20).expect("nothing was set"), (64 << 20, none, 0));
+    let joined = vec![DonorFile { address: "tcp:10.0.0.2:7301".to_owned(), token: Secret::random() }];
+    let settings = MemorySettings { bytes: 16 << 20, vacated: vacated.clone(), joined };
+    budget::store(folder.path(), 64 << 20, settings).expect("it can be written");
+    assert_eq!(load(64 << 20).expect("it is there"), (16 << 20, vacated.clone(), 1));
+    assert_eq!(load(32 << 20).expect("the newer word counts"), (32 << 20, vacated, 1));
+    // As the last release wrote it.
+    let former = "bytes = 16777216\nconfigured_bytes = 67108864\nvacated = []\n";
+    std::fs::write(folder.path().join(budget::BUDGET_FILE), former).expect("it can be written");
+    assert_eq!(load(64 << 20).expect("it is there"), (16 << 20, VacatedNodes::new(), 0));
     let smaller = budget::load(folder.path(), 64 << 20, 32 << 20).expect_err("less than a section");
     assert!(smaller.to_string().contains("less than one section"), "{smaller}");
     std::fs::write(folder.path().join(budget::BUDGET_FILE), "bytes = many\n").expect("it can be written");

@@ -479,7 +479,7 @@ async fn start_peer(
         watermark_folder: layout::compute_folder(&network.path, &organization.name, 0),
         peer_nodes: None,
         shares_process: network.organizations.len() > 1,
-        settings: DisaggregatedConfig {
+        state: DisaggregatedConfig {
             metadata_cache_bytes: config.pool.metadata_cache_bytes,
             data_cache_bytes: config.pool.data_cache_bytes,
             delta_bytes_max: config.storage.delta_bytes,

@@ -19,7 +19,6 @@ use chain::remote::{
 use gateway::service::{BalancedEndorser, Endorser, OrdererEndpoint, OrdererService, TransactionIntake};
 use identity::issue::{MspDirectory, TlsIdentity};
 use ledger::{Block, ChannelConfig};
-use pool::Donor;
 use private_data::MemberPeers;
 use replica::NODES_MAX;
 use replica::load::NodeAddresses;
@@ -83,7 +82,7 @@ fn remote_backends(
         storage: section.storage.clone(),
         owner: section.owner.clone(),
         provider: Arc::new(providers),
-        donors: donors.map(|donor| Donor { address: donor.address.clone(), token: donor.token.token() }).collect(),
+        donors: donors.map(file::DonorFile::donor).collect(),
         section_bytes: section.section_bytes,
         budget_bytes: section.peer_bytes,
         folder: shared.map_or_else(|| folder.to_path_buf(), |shared| folder.join(shared)),
@@ -95,7 +94,7 @@ fn remote_backends(
             addresses,
         }),
         shares_process: false,
-        settings: DisaggregatedConfig {
+        state: DisaggregatedConfig {
             metadata_cache_bytes: section.metadata_cache_bytes,
             data_cache_bytes: section.data_cache_bytes,
             delta_bytes_max: section.delta_bytes,

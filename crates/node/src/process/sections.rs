@@ -375,6 +375,13 @@ pub struct DonorFile {
     pub token: Secret,
 }
 
+impl DonorFile {
+    /// As the pool takes it.
+    pub(crate) fn donor(&self) -> ::pool::Donor {
+        ::pool::Donor { address: self.address.clone(), token: self.token.token() }
+    }
+}
+
 /// `[compute.local]`
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -204,7 +204,7 @@ impl ComputeInstance {
             addresses: peer_nodes.addresses,
             watermark: Some(watermark),
             parties: peer_nodes.parties,
-            state: memory.remote.settings.clone(),
+            state: memory.remote.state.clone(),
             memory: memory.clone(),
             failover_timeouts: FAILOVER_TIMEOUTS,
         })

@@ -1,5 +1,6 @@
 //! What an operator asks about the memory of a running peer, and what he changes.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use base::rt;
@@ -9,8 +10,9 @@ use state::{Disaggregated, StateUsage};
 
 use super::compute::{ComputeInstance, NodeMode};
 use super::pooled_memory::PooledMemory;
-use crate::control::budget::{self, VacatedNodes};
+use crate::control::budget::{self, MemorySettings};
 use crate::control::{DonorMemoryReport, HitRate, MemoryReport};
+use crate::process::file::{DonorFile, NodeFile, ProcessRole};
 
 /// Why a follower has no memory report.
 const FOLLOWER_HINT: &str = "a follower: the peer's primary, another compute node, owns its memory";
@@ -93,7 +95,8 @@ impl ComputeInstance {
                  nodes, raise their pool.memory_bytes, or set a lower budget"
             ));
         }
-        store(memory, bytes, vacated_nodes(&space), "the budget stays as it was, because the new one").await?;
+        let settings = MemorySettings { bytes, ..settings(memory, &space)? };
+        store(memory, settings, "the budget stays as it was, because the new one").await?;
         state.set_budget(bytes).map_err(|error| error.to_string())?;
         self.memory_report().await
     }
@@ -117,14 +120,67 @@ impl ComputeInstance {
                 self.name
             ));
         }
-        let mut nodes = vacated_nodes(&space);
+        let mut settings = settings(memory, &space)?;
         match vacated {
-            true => nodes.insert(address.to_owned()),
-            false => nodes.remove(address),
+            true => settings.vacated.insert(address.to_owned()),
+            false => settings.vacated.remove(address),
         };
-        store(memory, space.budget_bytes(), nodes, "nothing has changed, because it").await?;
+        store(memory, settings, "nothing has changed, because it").await?;
         space.set_vacated(address, vacated);
         state.vacate();
+        self.memory_report().await
+    }
+
+    /// Has the peer use a memory node that its settings do not name, for now and for later starts. Its file names the
+    /// address, and the peer's token there.
+    ///
+    /// # Errors
+    /// Why that cannot be done; nothing has changed then.
+    pub(crate) async fn add_memory_node(&self, file: &Path) -> Result<MemoryReport, String> {
+        let memory = self.pooled()?;
+        let _one_at_a_time = self.budget_lock.lock().await;
+        let (space, state) = self.opened()?;
+        let node = NodeFile::load(ProcessRole::Memory, file).map_err(|error| error.to_string())?;
+        let owner = &memory.remote.owner;
+        let donor = node.memory.and_then(|memory| {
+            let token = memory.owners.get(owner)?.clone();
+            Some(DonorFile { address: memory.address, token })
+        });
+        let donor = donor.ok_or_else(|| format!("{}: {owner} is not among its memory.owners", file.display()))?;
+        let address = donor.address.clone();
+        let mut settings = settings(memory, &space)?;
+        space.add_donor(donor.donor()).await.map_err(|error| format!("it cannot be added: {error}"))?;
+        settings.joined.retain(|joined| joined.address != address);
+        settings.joined.push(donor);
+        if let Err(error) = store(memory, settings, "it is not added, because it").await {
+            let _unused = space.remove_donor(&address);
+            return Err(error);
+        }
+        space.set_vacated(&address, false);
+        // Sections that found no room may do so there.
+        state.vacate();
+        self.memory_report().await
+    }
+
+    /// Has the peer forget a memory node that was added, and has been vacated.
+    ///
+    /// # Errors
+    /// Why that cannot be done; nothing has changed then.
+    pub(crate) async fn remove_memory_node(&self, address: &str) -> Result<MemoryReport, String> {
+        let memory = self.pooled()?;
+        let _one_at_a_time = self.budget_lock.lock().await;
+        let (space, _) = self.opened()?;
+        if memory.remote.donors.iter().any(|donor| donor.address == address) {
+            return Err(format!(
+                "{address} is named by the settings of {}, so the next start would use it; --vacate frees it for good",
+                self.name
+            ));
+        }
+        let mut settings = settings(memory, &space)?;
+        space.remove_donor(address).map_err(|error| error.to_string())?;
+        settings.joined.retain(|joined| joined.address != address);
+        settings.vacated.remove(address);
+        store(memory, settings, "it is removed until the next start only, because that").await?;
         self.memory_report().await
     }
 
@@ -154,15 +210,18 @@ impl ComputeInstance {
     }
 }
 
-fn vacated_nodes(space: &AddressSpace) -> VacatedNodes {
-    space.donors().into_iter().filter(|donor| donor.vacated).map(|donor| donor.address).collect()
+/// The settings that are in force.
+fn settings(memory: &PooledMemory, space: &AddressSpace) -> Result<MemorySettings, String> {
+    let vacated = space.donors().into_iter().filter(|donor| donor.vacated).map(|donor| donor.address).collect();
+    let stored = memory.remote.settings().map_err(|error| error.to_string())?;
+    Ok(MemorySettings { bytes: space.budget_bytes(), vacated, joined: stored.joined })
 }
 
-/// Keeps the budget and the vacated memory nodes for later starts; `otherwise` says what follows if that fails.
-async fn store(memory: &PooledMemory, bytes: u64, vacated: VacatedNodes, otherwise: &str) -> Result<(), String> {
+/// Keeps settings for later starts; `otherwise` says what follows if that fails.
+async fn store(memory: &PooledMemory, settings: MemorySettings, otherwise: &str) -> Result<(), String> {
     let (folder, configured) = (memory.remote.folder.clone(), memory.remote.budget_bytes);
     let file = folder.join(budget::BUDGET_FILE);
-    let stored = rt::blocking(move || budget::store(&folder, bytes, configured, vacated)).await;
+    let stored = rt::blocking(move || budget::store(&folder, configured, settings)).await;
     stored.map_err(|error| {
         let advice = storage::advice(&error);
         format!("{otherwise} cannot be stored for the next start: {}: {error}{advice}", file.display())

@@ -9,14 +9,16 @@ use base::rt::net::Parties;
 use base::{Epoch, ErrorKind, rt};
 use chain::compute_node::PeerMemory;
 use chain::stores::WorldStateFactory;
-use pool::{AddressSpace, AddressSpaceConfig, Donor, ReadOnlySpace, ReadOnlySpaceConfig};
+use pool::{AddressSpace, AddressSpaceConfig, Donor, FindDonor, ReadOnlySpace, ReadOnlySpaceConfig};
 use replica::load::NodeAddresses;
 use rma::Provider;
 use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, DisaggregatedConfig, WorldState};
 use storage::StateStore;
 
-use crate::control::budget;
+use crate::control::budget::{self, MemorySettings};
+use crate::network::NodeError;
+use crate::process::file::DonorFile;
 
 /// How often memory nodes are probed for whether they still answer.
 const PROBE_PERIOD: Duration = Duration::from_secs(2);
@@ -41,7 +43,26 @@ pub(crate) struct RemoteBackends {
     pub peer_nodes: Option<PeerNodes>,
     /// Whether other peers run in the same process.
     pub shares_process: bool,
-    pub settings: DisaggregatedConfig,
+    pub state: DisaggregatedConfig,
+}
+
+impl RemoteBackends {
+    /// What the operator has said about the peer's memory.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(super) fn settings(&self) -> Result<MemorySettings, NodeError> {
+        budget::load(&self.folder, self.budget_bytes, self.section_bytes)
+    }
+
+    /// The configured memory nodes, and those that have joined.
+    fn donors_with(&self, settings: &MemorySettings) -> Vec<Donor> {
+        let mut donors = self.donors.clone();
+        let is_new = |joined: &&DonorFile| donors.iter().all(|donor| donor.address != joined.address);
+        let joined: Vec<Donor> = settings.joined.iter().filter(is_new).map(DonorFile::donor).collect();
+        donors.extend(joined);
+        donors
+    }
 }
 
 /// The compute nodes of a peer that has several.
@@ -81,7 +102,7 @@ impl WorldStateFactory for PooledStates {
             ));
         }
         let memory = PeerMemory::open(&*self.memory, self.epoch).await?;
-        let state = Arc::new(Disaggregated::open(memory, rows, self.memory.remote.settings.clone()).await?);
+        let state = Arc::new(Disaggregated::open(memory, rows, self.memory.remote.state.clone()).await?);
         *self.memory.state.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(&state);
         Ok(state)
     }
@@ -94,9 +115,10 @@ fn failed(cause: String, kind: ErrorKind) -> chain::Error {
 #[async_trait]
 impl PeerMemory for PooledMemory {
     async fn open(&self, epoch: Epoch) -> Result<Arc<dyn state::disaggregated::memory::Memory>, chain::Error> {
-        let RemoteBackends { owner, provider, donors, section_bytes, budget_bytes, folder, .. } = self.remote.clone();
-        let (budget_bytes, vacated) = budget::load(&folder, budget_bytes, section_bytes)
-            .map_err(|error| failed(error.to_string(), error.kind()))?;
+        let RemoteBackends { owner, provider, section_bytes, .. } = self.remote.clone();
+        let settings = self.remote.settings().map_err(|error| failed(error.to_string(), error.kind()))?;
+        let donors = self.remote.donors_with(&settings);
+        let MemorySettings { bytes: budget_bytes, vacated, .. } = settings;
         let options = AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes };
         let space = AddressSpace::adopt(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
         for address in vacated {
@@ -108,7 +130,14 @@ impl PeerMemory for PooledMemory {
 
     async fn open_read_only(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
         let RemoteBackends { owner, provider, donors, section_bytes, .. } = self.remote.clone();
-        let lent = ReadOnlySpace::open(ReadOnlySpaceConfig { owner, provider, donors, section_bytes }).await;
+        let remote = self.remote.clone();
+        // The primary has stored a memory node that joins before it has sections there.
+        let find_donor: FindDonor = Arc::new(move |address| {
+            let settings = remote.settings().inspect_err(|error| tracing::warn!(%error, "a memory node is not found"));
+            remote.donors_with(&settings.ok()?).into_iter().find(|donor| donor.address == address)
+        });
+        let options = ReadOnlySpaceConfig { owner, provider, donors, section_bytes, find_donor };
+        let lent = ReadOnlySpace::open(options).await;
         Ok(Arc::new(lent.map_err(|error| MemoryError::Failed(error.to_string()))?))
     }
 

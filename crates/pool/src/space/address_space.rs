@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-use base::rt::channel::oneshot;
+use base::rt::channel::{OneshotReceiver, oneshot};
 use base::rt::sync::Notify;
 use base::rt::{self, CancellationToken};
 use base::{Epoch, ErrorKind};
@@ -14,6 +14,7 @@ use crate::events::DonorsFoundSilent;
 use crate::lock::lock;
 use crate::message::Request;
 use crate::space::config::{AddressSpaceConfig, CAPACITY_AGE_MAX, CAPACITY_TIMEOUT, DONORS_MAX};
+use crate::space::donor_list::DonorList;
 use crate::space::donor_session;
 use crate::space::section::{LossReason, Section, SectionId, SectionLoss};
 use crate::space::space_core::{BudgetUse, DonorConnection, SpaceCore};
@@ -97,12 +98,7 @@ impl AddressSpace {
         if addresses.len() < donors.len() {
             return Err(Error::Invalid("a memory node is named twice among the donors".to_owned()));
         }
-        let places = donors.into_iter().map(|donor| DonorConnection {
-            donor,
-            link: Mutex::default(),
-            problem: Mutex::default(),
-            vacated: AtomicBool::new(false),
-        });
+        let count = donors.len();
         let shared = Arc::new(SpaceCore {
             table: SectionTable::new(section_bytes),
             section_bytes,
@@ -112,7 +108,7 @@ impl AddressSpace {
             epoch,
             nonce: rt::random_u64(),
             provider,
-            donors: places.collect(),
+            donors: DonorList::new(donors.into_iter().map(DonorConnection::new)),
             budget: Mutex::new(BudgetUse { budget_bytes, taken_bytes: 0 }),
             live: Mutex::default(),
             losses: Mutex::default(),
@@ -121,16 +117,13 @@ impl AddressSpace {
             newest: OnceLock::new(),
             stop: CancellationToken::new(),
             adopted: Mutex::default(),
-            adopts: adopt,
             copied: Mutex::default(),
         });
         // From here on, dropping the future ends the tasks too.
         let space = AddressSpace { _alive: Arc::new(CancelOnDrop(shared.stop.clone())), shared: Arc::clone(&shared) };
         let mut firsts = Vec::new();
-        for place in 0..shared.donors.len() {
-            let (first, outcome) = oneshot();
-            rt::spawn(donor_session::run(Arc::clone(&shared), place, first));
-            firsts.push(outcome);
+        for place in 0..count {
+            firsts.push(space.keep_connected(place, adopt));
         }
         for outcome in firsts {
             match outcome.await {
@@ -142,6 +135,13 @@ impl AddressSpace {
             }
         }
         Ok(space)
+    }
+
+    /// Starts the background task of a donor; returns the outcome of its first attempts to connect.
+    pub(super) fn keep_connected(&self, place: usize, adopts: bool) -> OneshotReceiver<Result<(), Error>> {
+        let (first, outcome) = oneshot();
+        rt::spawn(donor_session::run(Arc::clone(&self.shared), place, adopts, first));
+        outcome
     }
 
     /// Bytes of each section.
@@ -174,10 +174,11 @@ impl AddressSpace {
         adopted.into_iter().filter(|id| live.contains(id)).filter_map(|id| self.shared.table.section(id)).collect()
     }
 
-    /// Which of the options' donors has a section, by its position there.
+    /// Which donor has a section: its number among the donors of this space.
     pub fn donor_place(&self, id: SectionId) -> Option<usize> {
         let address = self.donor_of(id)?;
-        self.shared.donors.iter().position(|place| place.donor.address == address)
+        let is_there = |place: &DonorConnection| place.donor.address == address && !place.removed.is_cancelled();
+        self.shared.donors.iter().position(is_there)
     }
 
     /// Whether the donor of a section has confirmed the return of every section that was released or not adopted. Until
@@ -207,7 +208,7 @@ impl AddressSpace {
         lock(&self.shared.budget).budget_bytes = bytes;
     }
 
-    /// The donors, in the options' order.
+    /// The donors, in the options' order, and behind them those that have joined.
     pub fn donors(&self) -> Vec<DonorStatus> {
         let status = |place: &DonorConnection| {
             let link = lock(&place.link).clone();
@@ -224,15 +225,15 @@ impl AddressSpace {
                 budget_bytes: link.map_or(0, |link| link.budget_bytes()),
             }
         };
-        self.shared.donors.iter().map(status).collect()
+        self.shared.present().map(status).collect()
     }
 
     /// Requests no more sections from a donor, or does so again. The sections that it has stay until they
     /// [migrate](AddressSpace::migrate) or are released. False if the space has no donor at this address.
     pub fn set_vacated(&self, address: &str, vacated: bool) -> bool {
-        let donor = self.shared.donors.iter().find(|place| place.donor.address == address);
+        let donor = self.shared.donor(address);
         if let Some(donor) = donor {
-            donor.vacated.store(vacated, Ordering::Release);
+            donor.set_vacated(vacated);
         }
         donor.is_some()
     }
@@ -240,7 +241,7 @@ impl AddressSpace {
     /// The newest live section at a donor that is being vacated, if there is one.
     pub fn section_to_vacate(&self) -> Option<Section> {
         let vacated: BTreeSet<&str> = {
-            let donors = self.shared.donors.iter().filter(|place| place.is_vacated());
+            let donors = self.shared.present().filter(|place| place.is_vacated());
             donors.map(|place| place.donor.address.as_str()).collect()
         };
         if vacated.is_empty() {

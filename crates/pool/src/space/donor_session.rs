@@ -42,23 +42,31 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 /// The longest pause before a sweep is retried.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
-/// Keeps one donor connected for as long as the space exists. `first` gets the outcome of the first attempts.
-pub(super) async fn run(shared: Arc<SpaceCore>, place: usize, first: OneshotSender<Result<(), Error>>) {
+/// Keeps one donor connected for as long as the space exists, or until the donor is removed. `first` gets the outcome of
+/// the first attempts. `adopts`: whether these adopt sections; one found after the space has opened would come too late,
+/// because its owner has decided what memory holds.
+pub(super) async fn run(shared: Arc<SpaceCore>, place: usize, adopts: bool, first: OneshotSender<Result<(), Error>>) {
+    let place = shared.donors.at(place);
     let stop = shared.stop.clone();
-    stop.run_until_cancelled(reconnect_loop(&shared, &shared.donors[place], first)).await;
-    if let Some(link) = disconnect(&shared, &shared.donors[place]) {
+    let connected = place.removed.run_until_cancelled(reconnect_loop(&shared, place, adopts, first));
+    stop.run_until_cancelled(connected).await;
+    if let Some(link) = disconnect(&shared, place) {
         shared.lose(&link, LossReason::Disconnected);
     }
 }
 
-async fn reconnect_loop(shared: &Arc<SpaceCore>, place: &DonorConnection, first: OneshotSender<Result<(), Error>>) {
+async fn reconnect_loop(
+    shared: &Arc<SpaceCore>,
+    place: &DonorConnection,
+    adopts: bool,
+    first: OneshotSender<Result<(), Error>>,
+) {
     let mut first = Some(first);
     let mut backoff = Backoff::spread(CONNECT_BACKOFF_MIN, CONNECT_BACKOFF_MAX);
     let (mut attempts, start) = (0, rt::now());
     loop {
         attempts += 1;
-        // A section found after the space has opened would come too late: its owner has decided what memory holds.
-        match connect(shared, place, shared.adopts && first.is_some()).await {
+        match connect(shared, place, adopts && first.is_some()).await {
             Ok((link, receiving)) => {
                 if let Some(before) = lock(&place.problem).take() {
                     tracing::info!(donor = %place.donor.address, before, "a memory node is back");

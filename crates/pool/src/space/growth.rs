@@ -49,7 +49,7 @@ impl AddressSpace {
             shared.check_open()?;
         }
         if full.is_empty() {
-            let donors = shared.donors.iter().map(|place| place.donor.address.as_str()).collect::<Vec<_>>().join(", ");
+            let donors = shared.present().map(|place| place.donor.address.as_str()).collect::<Vec<_>>().join(", ");
             let why = if silent.is_empty() { donors } else { silent.join("; ") };
             return Err(Error::NoDonor(why));
         }
@@ -114,12 +114,8 @@ impl SpaceCore {
     /// The donors that may grant sections, in the order in which they are asked: the one with the most free memory first,
     /// those that do not answer last.
     pub(super) async fn links_by_free_memory(&self) -> Vec<Arc<DonorLink>> {
-        let mut links: Vec<Arc<DonorLink>> = self
-            .donors
-            .iter()
-            .filter(|donor| !donor.is_vacated())
-            .filter_map(|donor| lock(&donor.link).clone())
-            .collect();
+        let mut links: Vec<Arc<DonorLink>> =
+            self.present().filter(|donor| !donor.is_vacated()).filter_map(|donor| lock(&donor.link).clone()).collect();
         if links.len() > 1 {
             for link in links.iter().filter(|link| link.is_answering() && link.free_age() > CAPACITY_AGE_MAX) {
                 if let Ok(mut turn) = link.turn(CAPACITY_TIMEOUT).await {

@@ -30,6 +30,8 @@
 //!
 //! A section may [migrate](migration) to another donor; its addresses and its number stay.
 //!
+//! A donor may [join](joining) an open space, and leave it again.
+//!
 //! Other compute nodes of the owner read the same sections through a [`ReadOnlySpace`], with capabilities that this
 //! space requests ([`AddressSpace::grant_read`]). Such a capability ends with the section, with the epoch of the
 //! space, or by revocation.
@@ -39,8 +41,10 @@
 mod address_space;
 mod config;
 mod copied_pages;
+mod donor_list;
 mod donor_session;
 mod growth;
+mod joining;
 mod link;
 mod migration;
 mod read_grant;
@@ -54,7 +58,7 @@ pub use address_space::{AddressSpace, DonorStatus};
 pub use config::{AddressSpaceConfig, DONORS_MAX, Donor, RESPONSE_TIMEOUT};
 pub use migration::{OldLocation, SectionMigration};
 pub use read_grant::ReadGrant;
-pub use read_only::{ReadOnlySpace, ReadOnlySpaceConfig};
+pub use read_only::{FindDonor, ReadOnlySpace, ReadOnlySpaceConfig};
 pub use section::{LossReason, Section, SectionId, SectionLoss};
 use space_core::{DonorConnection, SpaceCore, other_versions};
 pub use table::SECTIONS_EVER_MAX;

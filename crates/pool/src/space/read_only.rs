@@ -22,9 +22,11 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use base::bytes::BytesMut;
+use base::rt::channel::{OneshotReceiver, OneshotSender, oneshot};
 use base::rt::{self, Backoff, CancellationToken};
 use rma::{Capability, Completion, Credential, Endpoint, IncomingEvent, Provider};
 
+use super::donor_list::DonorList;
 use super::{Donor, RESPONSE_TIMEOUT, ReadGrant, SectionId, other_versions};
 use crate::lock::lock;
 use crate::message::{PROTOCOL_VERSIONS, Request, Response};
@@ -47,7 +49,12 @@ pub struct ReadOnlySpaceConfig {
     pub donors: Vec<Donor>,
     /// Bytes of a section: the same as at the donors.
     pub section_bytes: u64,
+    /// Finds a donor that has joined since, when a grant names it.
+    pub find_donor: FindDonor,
 }
+
+/// Finds the donor at an address, if the owner has one there.
+pub type FindDonor = Arc<dyn Fn(&str) -> Option<Donor> + Send + Sync>;
 
 /// See [the module](self). Dropping it ends its connections.
 pub struct ReadOnlySpace {
@@ -58,7 +65,8 @@ struct ReadOnlySpaceCore {
     owner: String,
     provider: Arc<dyn Provider>,
     section_bytes: u64,
-    donors: Vec<Arc<ReadOnlyDonor>>,
+    donors: DonorList<Arc<ReadOnlyDonor>>,
+    find_donor: FindDonor,
     /// By section number.
     entries: RwLock<BTreeMap<u64, ReadOnlySection>>,
     stop: CancellationToken,
@@ -67,6 +75,12 @@ struct ReadOnlySpaceCore {
 struct ReadOnlyDonor {
     donor: Donor,
     endpoint: Mutex<Option<Endpoint>>,
+}
+
+impl ReadOnlyDonor {
+    fn new(donor: Donor) -> Arc<ReadOnlyDonor> {
+        Arc::new(ReadOnlyDonor { donor, endpoint: Mutex::default() })
+    }
 }
 
 struct ReadOnlySection {
@@ -78,7 +92,7 @@ struct ReadOnlySection {
 impl Drop for ReadOnlySpace {
     fn drop(&mut self) {
         self.shared.stop.cancel();
-        for place in &self.shared.donors {
+        for place in self.shared.donors.iter() {
             if let Some(endpoint) = lock(&place.endpoint).take() {
                 endpoint.close();
             }
@@ -93,31 +107,47 @@ impl ReadOnlySpace {
     /// # Errors
     /// [`Error::Invalid`] for mistakes that an operator must correct.
     pub async fn open(options: ReadOnlySpaceConfig) -> Result<ReadOnlySpace, Error> {
-        let ReadOnlySpaceConfig { owner, provider, donors, section_bytes } = options;
+        let ReadOnlySpaceConfig { owner, provider, donors, section_bytes, find_donor } = options;
         check_section_bytes(section_bytes)?;
         if owner.is_empty() || owner.len() > OWNER_BYTES_MAX {
             return Err(Error::Invalid(format!("the owner's name {owner:?} must have 1 to {OWNER_BYTES_MAX} bytes")));
         }
-        let place = |donor| Arc::new(ReadOnlyDonor { donor, endpoint: Mutex::default() });
-        let donors = donors.into_iter().map(place).collect();
+        let donors = DonorList::new(donors.into_iter().map(ReadOnlyDonor::new));
         let (entries, stop) = (RwLock::default(), CancellationToken::new());
-        let shared = Arc::new(ReadOnlySpaceCore { owner, provider, section_bytes, donors, entries, stop });
+        let shared = Arc::new(ReadOnlySpaceCore { owner, provider, section_bytes, donors, find_donor, entries, stop });
         let space = ReadOnlySpace { shared: Arc::clone(&shared) };
         let mut firsts = Vec::new();
-        for place in &shared.donors {
-            let (first, connected) = rt::channel::oneshot();
-            let (shared, place) = (Arc::clone(&shared), Arc::clone(place));
-            rt::spawn(async move {
-                let stop = shared.stop.clone();
-                stop.run_until_cancelled(shared.keep_connected(&place, first)).await;
-            });
-            firsts.push(connected);
+        for place in shared.donors.iter() {
+            firsts.push(space.connect(place));
         }
         for connected in firsts {
             // A donor that is late is connected in the background.
             let _ = rt::timeout(CONNECT_TIMEOUT, connected).await;
         }
         Ok(space)
+    }
+
+    /// Starts the background task of a donor, and says when it is connected.
+    fn connect(&self, place: &Arc<ReadOnlyDonor>) -> OneshotReceiver<()> {
+        let (first, connected) = oneshot();
+        let (shared, place) = (Arc::clone(&self.shared), Arc::clone(place));
+        rt::spawn(async move {
+            let stop = shared.stop.clone();
+            stop.run_until_cancelled(shared.keep_connected(&place, first)).await;
+        });
+        connected
+    }
+
+    /// The donor at an address, which may have joined since this space was opened.
+    fn donor(&self, address: &str) -> Option<&Arc<ReadOnlyDonor>> {
+        let donors = &self.shared.donors;
+        let known = donors.iter().find(|place| place.donor.address == address);
+        known.or_else(|| {
+            let place = donors.push(ReadOnlyDonor::new((self.shared.find_donor)(address)?))?;
+            // It is connected in the background.
+            drop(self.connect(donors.at(place)));
+            Some(donors.at(place))
+        })
     }
 
     /// Bytes of each section.
@@ -131,8 +161,9 @@ impl ReadOnlySpace {
     /// [`Error::Invalid`] if its length is not this space's section size, or its donor is none of this space's donors.
     pub fn enter(&self, lent: &ReadGrant) -> Result<(), Error> {
         let shared = &self.shared;
-        let place = shared.donors.iter().find(|place| place.donor.address == lent.donor);
-        let place = place.ok_or_else(|| Error::Invalid(format!("this follower has no donor at {}", lent.donor)))?;
+        let place = self
+            .donor(&lent.donor)
+            .ok_or_else(|| Error::Invalid(format!("this follower has no donor at {}", lent.donor)))?;
         if lent.section.bytes != shared.section_bytes || !lent.section.address.is_multiple_of(shared.section_bytes) {
             return Err(Error::Invalid(format!("a section of {} bytes does not fit here", lent.section.bytes)));
         }
@@ -163,7 +194,7 @@ impl ReadOnlySpace {
 
     /// Starts all reads that were posted and held back for a batch.
     pub fn flush(&self) {
-        for place in &self.shared.donors {
+        for place in self.shared.donors.iter() {
             if let Some(endpoint) = &*lock(&place.endpoint) {
                 endpoint.flush();
             }
@@ -194,7 +225,7 @@ impl ReadOnlySpaceCore {
     }
 
     /// Keeps a donor connected.
-    async fn keep_connected(&self, place: &ReadOnlyDonor, first: rt::channel::OneshotSender<()>) {
+    async fn keep_connected(&self, place: &ReadOnlyDonor, first: OneshotSender<()>) {
         let mut first = Some(first);
         let mut backoff = Backoff::spread(BACKOFF_MIN, BACKOFF_MAX);
         loop {

@@ -17,6 +17,7 @@ use crate::lock::lock;
 use crate::message::{DonorSection, Rejection, Request, Response};
 use crate::space::config::{Donor, RESPONSE_TIMEOUT};
 use crate::space::copied_pages::CopiedPages;
+use crate::space::donor_list::DonorList;
 use crate::space::link::{DonorLink, RequestTurn};
 use crate::space::section::{LossReason, Section, SectionId, SectionLoss};
 use crate::space::table::{SectionEntry, SectionLocation, SectionState, SectionTable, TablePosition};
@@ -32,7 +33,7 @@ pub(super) struct SpaceCore {
     /// A nonce that distinguishes this process from others that use the same epoch by mistake.
     pub(super) nonce: u64,
     pub(super) provider: Arc<dyn Provider>,
-    pub(super) donors: Vec<DonorConnection>,
+    pub(super) donors: DonorList<DonorConnection>,
     pub(super) budget: Mutex<BudgetUse>,
     pub(super) live: Mutex<BTreeSet<SectionId>>,
     pub(super) losses: Mutex<VecDeque<SectionLoss>>,
@@ -42,8 +43,6 @@ pub(super) struct SpaceCore {
     pub(super) stop: CancellationToken,
     /// The sections that were adopted, until they are taken.
     pub(super) adopted: Mutex<Vec<SectionId>>,
-    /// Whether sections of earlier epochs are adopted while the space opens.
-    pub(super) adopts: bool,
     /// What the migration under way has still to copy.
     pub(super) copied: Mutex<Option<CopiedPages>>,
 }
@@ -55,9 +54,25 @@ pub(super) struct DonorConnection {
     pub(super) problem: Mutex<Option<String>>,
     /// Whether it is being vacated.
     pub(super) vacated: AtomicBool,
+    /// Ends its background task when it is removed from the space.
+    pub(super) removed: CancellationToken,
 }
 
 impl DonorConnection {
+    pub(super) fn new(donor: Donor) -> DonorConnection {
+        DonorConnection {
+            donor,
+            link: Mutex::default(),
+            problem: Mutex::default(),
+            vacated: AtomicBool::new(false),
+            removed: CancellationToken::new(),
+        }
+    }
+
+    pub(super) fn set_vacated(&self, vacated: bool) {
+        self.vacated.store(vacated, Ordering::Release);
+    }
+
     /// Whether the space takes no more sections from it.
     pub(super) fn is_vacated(&self) -> bool {
         self.vacated.load(Ordering::Acquire)
@@ -85,6 +100,16 @@ impl SpaceCore {
 
     pub(super) fn check_open(&self) -> Result<(), Error> {
         if self.stop.is_cancelled() { Err(self.closed()) } else { Ok(()) }
+    }
+
+    /// The donors that have not been removed.
+    pub(super) fn present(&self) -> impl Iterator<Item = &DonorConnection> {
+        self.donors.iter().filter(|place| !place.removed.is_cancelled())
+    }
+
+    /// The donor at an address.
+    pub(super) fn donor(&self, address: &str) -> Option<&DonorConnection> {
+        self.present().find(|place| place.donor.address == address)
     }
 
     pub(super) fn links(&self) -> Vec<Arc<DonorLink>> {

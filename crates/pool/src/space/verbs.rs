@@ -119,7 +119,7 @@ impl AddressSpace {
         if self.synchronous() {
             return;
         }
-        for place in &self.shared.donors {
+        for place in self.shared.donors.iter() {
             if let Some(link) = &*lock(&place.link) {
                 link.endpoint.flush();
             }

@@ -49,7 +49,14 @@ fn options(provider: &Arc<Loopback>, owner: &str, epoch: u64, donors: &[&str]) -
 
 async fn read_only(provider: &Arc<Loopback>, owner: &str, donors: &[&str]) -> ReadOnlySpace {
     let AddressSpaceConfig { owner, provider, donors, section_bytes, .. } = options(provider, owner, 0, donors);
-    let opened = ReadOnlySpace::open(ReadOnlySpaceConfig { owner, provider, donors, section_bytes }).await;
+    let opened = ReadOnlySpace::open(ReadOnlySpaceConfig {
+        owner,
+        provider,
+        donors,
+        section_bytes,
+        find_donor: Arc::new(|_| None),
+    })
+    .await;
     opened.expect("the donors are there")
 }
 
@@ -452,6 +459,7 @@ fn a_reader_reads_what_is_shared_with_it_until_that_is_revoked_or_given_back() {
             provider: Arc::clone(&provider) as Arc<dyn rma::Provider>,
             donors: options(&provider, owner, 1, &["a"]).donors,
             section_bytes: SECTION,
+            find_donor: Arc::new(|_| None),
         };
         let readers = [ReadOnlySpace::open(lent("owner")).await, ReadOnlySpace::open(lent("owner")).await];
         let readers = readers.map(|reader| reader.expect("the donor is there"));
@@ -503,6 +511,7 @@ fn a_lost_read_grant_or_revocation_is_an_error() {
                 provider: Arc::clone(&provider) as Arc<dyn rma::Provider>,
                 donors: options(&provider, "owner", 1, &["a"]).donors,
                 section_bytes: SECTION,
+                find_donor: Arc::new(|_| None),
             });
             let reader = reader.await.expect("the donor is there");
             let (one, other) = (space.grow().await.expect("room"), space.grow().await.expect("room"));
@@ -519,4 +528,54 @@ fn a_lost_read_grant_or_revocation_is_an_error() {
         });
         run.expect("the test succeeds");
     }
+}
+
+#[test]
+fn a_donor_joins_an_open_space_gives_sections_to_it_and_leaves() {
+    run(|provider| async move {
+        let (a, b) = (donor(&provider, "a", 1).await, donor(&provider, "b", 4).await);
+        // What an earlier epoch left there is not adopted late.
+        open(&provider, "owner", 1, &["b"]).await.grow().await.expect("room");
+        let space = open(&provider, "owner", 2, &["a"]).await;
+        let reader = ReadOnlySpace::open(ReadOnlySpaceConfig {
+            owner: "owner".to_owned(),
+            provider: Arc::clone(&provider) as Arc<dyn rma::Provider>,
+            donors: options(&provider, "owner", 1, &["a"]).donors,
+            section_bytes: SECTION,
+            find_donor: Arc::new({
+                let donors = options(&provider, "owner", 1, &["b"]).donors;
+                move |address| donors.iter().find(|donor| donor.address == address).cloned()
+            }),
+        });
+        let reader = reader.await.expect("the donor is there");
+        let first = space.grow().await.expect("room");
+        let [joining] = &options(&provider, "owner", 1, &["b"]).donors[..] else { panic!("one donor") };
+        let stranger = Donor { token: Token::new([0; TOKEN_BYTES]), ..joining.clone() };
+        assert_eq!(space.add_donor(stranger).await.expect_err("it refuses").kind(), ErrorKind::Rejected);
+        assert_eq!(space.donors().len(), 1);
+
+        space.add_donor(joining.clone()).await.expect("it is there");
+        assert!(matches!(space.add_donor(joining.clone()).await, Err(Error::Invalid(_))), "it has joined");
+        assert_eq!((space.donors().len(), b.usage().sections), (2, 0));
+        assert!(space.grow().await.is_err(), "it is not in use yet");
+        assert!(space.set_vacated("b", false));
+        let second = space.grow().await.expect("room");
+        assert_eq!(space.donor_of(second.id), Some("b"));
+        let lent = space.grant_read(second.id, 5).await.expect("it is ours");
+        reader.enter(&lent).expect("its donor is found");
+        rt::sleep(Duration::from_secs(1)).await;
+        assert!(reader.read(second.address, 1, BytesMut::new()).await.is_ok());
+
+        let error = space.remove_donor("b").expect_err("it is in use");
+        assert!(error.to_string().contains("vacate it first"), "{error}");
+        space.set_vacated("b", true);
+        assert!(space.remove_donor("b").is_err(), "it has a section");
+        space.release(second.id).await.expect("ours");
+        space.remove_donor("b").expect("nothing is there");
+        rt::sleep(Duration::from_secs(1)).await;
+        assert_eq!((space.donors().len(), space.sections()), (1, vec![first]));
+        space.add_donor(joining.clone()).await.expect("it may come again");
+        assert_eq!(space.donors().len(), 2);
+        drop(a);
+    });
 }

@@ -213,7 +213,9 @@ impl PeerMemory for SimulatedPeerMemory {
     async fn open_read_only(&self) -> Result<Arc<dyn ReadOnlyMemory>, MemoryError> {
         let AddressSpaceConfig { owner, provider, donors, section_bytes, .. } =
             space_config(&self.network, self.place, Epoch(0));
-        let read_only = ReadOnlySpace::open(ReadOnlySpaceConfig { owner, provider, donors, section_bytes }).await;
+        let find_donor = Arc::new(|_: &str| None);
+        let options = ReadOnlySpaceConfig { owner, provider, donors, section_bytes, find_donor };
+        let read_only = ReadOnlySpace::open(options).await;
         Ok(Arc::new(read_only.map_err(|error| MemoryError::Failed(error.to_string()))?))
     }
 

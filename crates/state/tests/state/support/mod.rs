@@ -139,6 +139,7 @@ impl Donors {
             provider: Arc::new(self.provider.clone()),
             donors: self.names.iter().map(donor).collect(),
             section_bytes: self.section_bytes,
+            find_donor: Arc::new(|_| None),
         })
         .await
     }
