@@ -41,6 +41,8 @@ base::events! {
     counter DonorsLost("heddle_pool_space_donors_lost_total");
     /// Times that a connected donor stopped answering an address space.
     counter DonorsFoundSilent("heddle_pool_space_donors_silent_total");
+    /// Connections to donors that were closed because verbs did not complete any more.
+    counter DonorsStuck("heddle_pool_space_donors_stuck_total");
     /// Bytes of the sections of address spaces.
     gauge SpaceBytes("heddle_pool_space_bytes");
     /// Time to get a section.

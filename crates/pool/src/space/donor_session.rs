@@ -8,6 +8,7 @@
 //! 4. When the donor is lost, the task starts again with step 1. When a newer epoch has fenced this one, the task
 //!    ends.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -15,10 +16,11 @@ use std::time::Duration;
 use base::ErrorKind;
 use base::rt::channel::OneshotSender;
 use base::rt::{self, AbortOnDrop, Backoff};
+use futures_util::future::select;
 use rma::Credential;
 
 use super::link::DonorLink;
-use super::{DonorConnection, LossReason, RESPONSE_TIMEOUT, SpaceCore};
+use super::{DonorConnection, LossReason, RESPONSE_TIMEOUT, SpaceCore, watch};
 use crate::Error;
 use crate::events::{DonorsConnected, DonorsLost, SectionsSwept};
 use crate::lock::lock;
@@ -81,7 +83,10 @@ async fn reconnect_loop(
                     // The caller of `open` may have gone; then the space ends.
                     let _ = first.send(Ok(()));
                 }
-                sweep_when_due(shared, &link).await;
+                let section = || Some(shared.table.locate(link.a_section()?)?.capability);
+                let watching = pin!(watch::close_when_stuck(&link.endpoint, &link.address, section));
+                // When the watch closes the connection, the sweeps end as well.
+                select(pin!(sweep_when_due(shared, &link)), watching).await;
                 drop(receiving);
                 disconnect(shared, place);
                 shared.lose(&link, LossReason::Disconnected);

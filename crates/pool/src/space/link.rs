@@ -66,6 +66,11 @@ pub(crate) struct RequestTurn<'a> {
 }
 
 impl DonorLink {
+    /// A section of the link to which an entry of the table leads, if there is one.
+    pub(crate) fn a_section(&self) -> Option<SectionId> {
+        lock(&self.sections).live.values().find_map(|id| *id)
+    }
+
     pub(crate) fn new(endpoint: Endpoint, address: String) -> DonorLink {
         DonorLink {
             endpoint,

@@ -12,7 +12,8 @@
 //! 4. A donor is lost when its connection ends, or when a verb shows that the donor no longer knows its capability.
 //!    Then all its sections are lost, at once and for good. Verbs to them fail with [`rma::Error::Closed`], and
 //!    [`AddressSpace::lost`] reports the loss once. The space does not try to resume the sections, because verbs that
-//!    were in flight when the connection broke may still take effect until a revocation.
+//!    were in flight when the connection broke may still take effect until a revocation. A connection on which verbs do
+//!    not complete any more is [closed](watch).
 //! 5. On each new connection to a donor, the space fences again and returns every section that the donor lists. When
 //!    an answer does not come in time but the connection lasts, the space makes a *sweep*: it asks for the list, and
 //!    returns the listed sections that it does not know.
@@ -53,6 +54,7 @@ mod section;
 mod space_core;
 mod table;
 mod verbs;
+mod watch;
 
 pub use address_space::{AddressSpace, DonorStatus};
 pub use config::{AddressSpaceConfig, DONORS_MAX, Donor, RESPONSE_TIMEOUT};
@@ -63,3 +65,4 @@ pub use section::{LossReason, Section, SectionId, SectionLoss};
 use space_core::{DonorConnection, SpaceCore, other_versions};
 pub use table::SECTIONS_EVER_MAX;
 pub use verbs::VerbCounts;
+pub use watch::STUCK_AFTER;

@@ -18,16 +18,18 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use base::bytes::BytesMut;
 use base::rt::channel::{OneshotReceiver, OneshotSender, oneshot};
 use base::rt::{self, Backoff, CancellationToken};
+use futures_util::future::select;
 use rma::{Capability, Completion, Credential, Endpoint, IncomingEvent, Provider};
 
 use super::donor_list::DonorList;
-use super::{Donor, RESPONSE_TIMEOUT, ReadGrant, SectionId, other_versions};
+use super::{Donor, RESPONSE_TIMEOUT, ReadGrant, SectionId, other_versions, watch};
 use crate::lock::lock;
 use crate::message::{PROTOCOL_VERSIONS, Request, Response};
 use crate::{Error, OWNER_BYTES_MAX, check_section_bytes};
@@ -224,6 +226,12 @@ impl ReadOnlySpaceCore {
         Some((endpoint, entry.capability))
     }
 
+    /// The capability of a section at a donor, if there is one.
+    fn a_section(&self, place: &ReadOnlyDonor) -> Option<Capability> {
+        let entries = self.entries.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        entries.values().find(|entry| std::ptr::eq(&*entry.donor, place)).map(|entry| entry.capability)
+    }
+
     /// Keeps a donor connected.
     async fn keep_connected(&self, place: &ReadOnlyDonor, first: OneshotSender<()>) {
         let mut first = Some(first);
@@ -238,7 +246,10 @@ impl ReadOnlySpaceCore {
                         let _ = first.send(());
                     }
                     // A donor sends a follower nothing after the welcome.
-                    while endpoint.receive().await.is_ok() {}
+                    let ended = pin!(async { while endpoint.receive().await.is_ok() {} });
+                    let section = || self.a_section(place);
+                    let watching = pin!(watch::close_when_stuck(&endpoint, &place.donor.address, section));
+                    select(ended, watching).await;
                     *lock(&place.endpoint) = None;
                     endpoint.close();
                 }

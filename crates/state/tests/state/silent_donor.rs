@@ -107,3 +107,49 @@ fn sections_stay_warm_until_the_other_memory_node_answers_again() {
     });
     run.unwrap_or_else(|failure| panic!("{failure}"));
 }
+
+/// How long the longest block takes while one of two memory nodes cannot be reached, though no connection ends.
+fn longest_block(is_watched: bool) -> Duration {
+    let run = Simulation::new(1).run(|sim| async move {
+        if !is_watched {
+            sim.inject("pool.watch.mutant.blind", 1.0);
+        }
+        let donors = Donors::start(&sim, 2, SECTION_BYTES, 16 * SECTION_BYTES).await;
+        let hung = donors.names[0].clone();
+        let cut = sim.clone();
+        let primary = sim.node("primary").spawn(async move {
+            let space = donors.open(1, 16 * SECTION_BYTES).await.expect("there is memory");
+            let store = MemoryStateStore::new();
+            let state = disaggregated(space, &store, DisaggregatedConfig::default()).await;
+            let mut longest = Duration::ZERO;
+            for number in 0..20 {
+                if number == 4 {
+                    cut.mute("primary", &hung);
+                }
+                let batch = block(number, KEYS);
+                store.add_block(rows(&batch));
+                let began = rt::now();
+                state.apply(number, batch).await.expect("a block is applied whatever memory there is");
+                longest = longest.max(began.elapsed());
+                rt::sleep(Duration::from_millis(50)).await;
+            }
+            for tx in 0..KEYS {
+                let found = state.snapshot().get("cc", &key(tx)).await.expect("it is somewhere");
+                assert_eq!(found.map(|found| found.version.block), Some(19));
+            }
+            longest
+        });
+        primary.await.expect("nobody ends it")
+    });
+    run.unwrap_or_else(|failure| panic!("{failure}")).value
+}
+
+/// The story: when the process of one of two memory nodes at TCP addresses was stopped, no transaction of its peer was
+/// committed any more: the verbs that were in flight there never completed.
+#[test]
+fn a_memory_node_that_hangs_holds_up_blocks_until_its_connection_is_closed() {
+    let longest = longest_block(true);
+    assert!(longest < pool::space::STUCK_AFTER + Duration::from_secs(1), "{longest:?}");
+    let unwatched = longest_block(false);
+    assert!(unwatched > 2 * longest, "without the watch it is {unwatched:?}");
+}

@@ -390,6 +390,20 @@ warm_hits_over_before compare the two seconds that start one second after the ki
 it: commits of that organisation's clients, and the share of reads that its compute nodes answered without
 storage. docs/formats/bench.md explains the JSON.")]
     Failover(FailoverArguments),
+    /// Memory lost: throughput after one of a peer's two memory nodes has frozen, and after one has died
+    #[command(
+        name = "memory-lost",
+        after_help = "\
+Examples:
+  heddle bench memory-lost
+  heddle bench memory-lost --clients 32 --json memory-lost.json      the plot is memory-lost.svg
+
+Starts a network of processes in a temporary directory, whose peer has two memory nodes at TCP addresses, and
+clients that read and update random records. One memory node is frozen for 12 s (SIGSTOP), later the other one is
+killed (SIGKILL). lost_seconds is the time until the first second whose commits reach 0.9 of the throughput of the
+five seconds before. docs/formats/bench.md explains the JSON."
+    )]
+    MemoryLost(MemoryLostArguments),
     /// Contention: transactions that want the same keys, with reordering and early abort and without
     #[command(after_help = "\
 Examples:
@@ -462,6 +476,19 @@ pub struct FailoverArguments {
     /// Determines how long each primary lives
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub seed: u64,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
+/// Losses of memory nodes.
+#[derive(Args, Debug, Clone)]
+pub struct MemoryLostArguments {
+    /// Clients, each with one transaction in flight
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub clients: u64,
+    /// Records of 1 KiB in the world state; the caches of a compute node take a quarter of their size
+    #[arg(long, value_name = "N", default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(1_000..=1_000_000))]
+    pub records: u64,
     #[command(flatten)]
     pub output: FigureOutput,
 }

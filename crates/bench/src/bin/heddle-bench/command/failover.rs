@@ -56,20 +56,20 @@ const WARM_OVER_BEFORE_MIN: f64 = 0.9;
 /// The data over the caches of a compute node.
 const DATA_OVER_CACHES: u64 = 8;
 /// Bytes of a record's value.
-const VALUE_BYTES: u64 = 1_024;
+pub(super) const VALUE_BYTES: u64 = 1_024;
 
 /// Clients that write until they are told to stop.
-struct FailoverLoad {
+pub(super) struct FailoverLoad {
     stop: Arc<AtomicBool>,
     committed: Arc<AtomicU64>,
-    failed: Arc<AtomicU64>,
+    pub(super) failed: Arc<AtomicU64>,
     /// For the first organisation: when a transaction began and when it committed.
     spans: Arc<Mutex<Vec<(Instant, Instant)>>>,
     clients: tokio::task::JoinSet<()>,
 }
 
 impl FailoverLoad {
-    async fn start(network: &OwnNetwork, clients: usize, data: &Ycsb) -> Result<FailoverLoad, CommandError> {
+    pub(super) async fn start(network: &OwnNetwork, clients: usize, data: &Ycsb) -> Result<FailoverLoad, CommandError> {
         let mut load = FailoverLoad {
             stop: Arc::default(),
             committed: Arc::default(),
@@ -125,12 +125,18 @@ impl FailoverLoad {
     }
 
     /// Transactions of the first organisation that committed in this time.
-    fn committed_between(&self, start: Instant, end: Instant) -> f64 {
+    pub(super) fn committed_between(&self, start: Instant, end: Instant) -> f64 {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         spans.iter().filter(|(_, ended)| (start..end).contains(ended)).count() as f64
     }
 
-    async fn end(mut self) {
+    /// When the first organisation's transactions that committed since then had begun and ended.
+    pub(super) fn spans_since(&self, start: Instant) -> Vec<(Instant, Instant)> {
+        let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        spans.iter().filter(|(_, ended)| *ended >= start).copied().collect()
+    }
+
+    pub(super) async fn end(mut self) {
         self.stop.store(true, Ordering::Relaxed);
         while self.clients.join_next().await.is_some() {}
     }
@@ -181,7 +187,7 @@ fn process_prefix(network: &OwnNetwork) -> String {
 }
 
 /// The folders of the first organisation's compute nodes.
-fn folders(network: &OwnNetwork) -> Vec<PathBuf> {
+pub(super) fn folders(network: &OwnNetwork) -> Vec<PathBuf> {
     let own = process_prefix(network);
     let names = network.endpoints().processes.iter().map(|process| &process.name);
     let is_own = |name: &&String| name.strip_prefix(&own).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));

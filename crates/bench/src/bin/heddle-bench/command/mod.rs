@@ -12,6 +12,7 @@ mod flexchain;
 mod kmeans_network;
 mod kv_bench;
 pub mod measure;
+mod memory_lost;
 mod sift;
 mod under_attack;
 
