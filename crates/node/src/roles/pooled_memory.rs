@@ -120,7 +120,8 @@ impl PeerMemory for PooledMemory {
         let donors = self.remote.donors_with(&settings);
         let MemorySettings { bytes: budget_bytes, vacated, .. } = settings;
         let options = AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes };
-        let space = AddressSpace::adopt(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
+        let space =
+            AddressSpace::adopt_headed(options).await.map_err(|error| failed(error.to_string(), error.kind()))?;
         for address in vacated {
             space.set_vacated(&address, true);
         }

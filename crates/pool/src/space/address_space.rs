@@ -15,7 +15,7 @@ use crate::lock::lock;
 use crate::message::Request;
 use crate::space::config::{AddressSpaceConfig, CAPACITY_AGE_MAX, CAPACITY_TIMEOUT, DONORS_MAX};
 use crate::space::donor_list::DonorList;
-use crate::space::donor_session;
+use crate::space::donor_session::{self, Adoption};
 use crate::space::section::{LossReason, Section, SectionId, SectionLoss};
 use crate::space::space_core::{BudgetUse, DonorConnection, SpaceCore};
 use crate::space::table::SectionTable;
@@ -69,7 +69,7 @@ impl AddressSpace {
     /// [`Error::SectionSize`], [`Error::Rejected`], [`Error::BudgetTooSmall`] and [`Error::Invalid`] for mistakes that
     /// an operator must correct.
     pub async fn open(options: AddressSpaceConfig) -> Result<AddressSpace, Error> {
-        AddressSpace::open_space(options, false).await
+        AddressSpace::open_space(options, Adoption::None).await
     }
 
     /// As [`AddressSpace::open`], but the space has the sections that the owner's last epoch left at the donors that can
@@ -79,10 +79,20 @@ impl AddressSpace {
     /// # Errors
     /// As [`AddressSpace::open`].
     pub async fn adopt(options: AddressSpaceConfig) -> Result<AddressSpace, Error> {
-        AddressSpace::open_space(options, true).await
+        AddressSpace::open_space(options, Adoption::All).await
     }
 
-    async fn open_space(options: AddressSpaceConfig, adopt: bool) -> Result<AddressSpace, Error> {
+    /// As [`AddressSpace::adopt`], for an owner that writes a *head* that does not begin with zeros into each section. A
+    /// section without one is not adopted: it was never used, or is the incomplete copy of a section that was
+    /// [migrating](crate::SectionMigration), which is adopted where it was.
+    ///
+    /// # Errors
+    /// As [`AddressSpace::open`].
+    pub async fn adopt_headed(options: AddressSpaceConfig) -> Result<AddressSpace, Error> {
+        AddressSpace::open_space(options, Adoption::Headed).await
+    }
+
+    async fn open_space(options: AddressSpaceConfig, adoption: Adoption) -> Result<AddressSpace, Error> {
         let AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes } = options;
         check_section_bytes(section_bytes)?;
         if budget_bytes < section_bytes {
@@ -123,7 +133,7 @@ impl AddressSpace {
         let space = AddressSpace { _alive: Arc::new(CancelOnDrop(shared.stop.clone())), shared: Arc::clone(&shared) };
         let mut firsts = Vec::new();
         for place in 0..count {
-            firsts.push(space.keep_connected(place, adopt));
+            firsts.push(space.keep_connected(place, adoption));
         }
         for outcome in firsts {
             match outcome.await {
@@ -138,9 +148,9 @@ impl AddressSpace {
     }
 
     /// Starts the background task of a donor; returns the outcome of its first attempts to connect.
-    pub(super) fn keep_connected(&self, place: usize, adopts: bool) -> OneshotReceiver<Result<(), Error>> {
+    pub(super) fn keep_connected(&self, place: usize, adoption: Adoption) -> OneshotReceiver<Result<(), Error>> {
         let (first, outcome) = oneshot();
-        rt::spawn(donor_session::run(Arc::clone(&self.shared), place, adopts, first));
+        rt::spawn(donor_session::run(Arc::clone(&self.shared), place, adoption, first));
         outcome
     }
 

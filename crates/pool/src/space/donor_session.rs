@@ -44,13 +44,27 @@ const BACKOFF_MIN: Duration = Duration::from_millis(50);
 /// The longest pause before a sweep is retried.
 const BACKOFF_MAX: Duration = Duration::from_secs(5);
 
+/// Which sections of earlier epochs a space adopts while it opens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Adoption {
+    None,
+    All,
+    /// Those whose first bytes are not zero.
+    Headed,
+}
+
 /// Keeps one donor connected for as long as the space exists, or until the donor is removed. `first` gets the outcome of
-/// the first attempts. `adopts`: whether these adopt sections; one found after the space has opened would come too late,
+/// the first attempts. `adoption`: what these adopt; a section found after the space has opened would come too late,
 /// because its owner has decided what memory holds.
-pub(super) async fn run(shared: Arc<SpaceCore>, place: usize, adopts: bool, first: OneshotSender<Result<(), Error>>) {
+pub(super) async fn run(
+    shared: Arc<SpaceCore>,
+    place: usize,
+    adoption: Adoption,
+    first: OneshotSender<Result<(), Error>>,
+) {
     let place = shared.donors.at(place);
     let stop = shared.stop.clone();
-    let connected = place.removed.run_until_cancelled(reconnect_loop(&shared, place, adopts, first));
+    let connected = place.removed.run_until_cancelled(reconnect_loop(&shared, place, adoption, first));
     stop.run_until_cancelled(connected).await;
     if let Some(link) = disconnect(&shared, place) {
         shared.lose(&link, LossReason::Disconnected);
@@ -60,7 +74,7 @@ pub(super) async fn run(shared: Arc<SpaceCore>, place: usize, adopts: bool, firs
 async fn reconnect_loop(
     shared: &Arc<SpaceCore>,
     place: &DonorConnection,
-    adopts: bool,
+    adoption: Adoption,
     first: OneshotSender<Result<(), Error>>,
 ) {
     let mut first = Some(first);
@@ -68,7 +82,8 @@ async fn reconnect_loop(
     let (mut attempts, start) = (0, rt::now());
     loop {
         attempts += 1;
-        match connect(shared, place, adopts && first.is_some()).await {
+        let adoption = if first.is_some() { adoption } else { Adoption::None };
+        match connect(shared, place, adoption).await {
             Ok((link, receiving)) => {
                 if let Some(before) = lock(&place.problem).take() {
                     tracing::info!(donor = %place.donor.address, before, "a memory node is back");
@@ -138,7 +153,7 @@ fn disconnect(shared: &SpaceCore, place: &DonorConnection) -> Option<Arc<DonorLi
 async fn connect(
     shared: &Arc<SpaceCore>,
     place: &DonorConnection,
-    keep: bool,
+    adoption: Adoption,
 ) -> Result<(Arc<DonorLink>, AbortOnDrop<()>), Error> {
     let address = &place.donor.address;
     let credential = Credential { name: shared.owner.clone(), token: place.donor.token.clone() };
@@ -165,7 +180,7 @@ async fn connect(
     let receiver = Arc::clone(&link);
     let receiving = rt::spawn(async move { receiver.receive().await }).abort_on_drop();
     let ending = EndOnDrop(Some((shared, &link)));
-    match handshake(shared, &link, keep).await {
+    match handshake(shared, &link, adoption).await {
         Ok(()) => {
             ending.disarm();
             Ok((link, receiving))
@@ -195,7 +210,7 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-async fn handshake(shared: &SpaceCore, link: &Arc<DonorLink>, keep: bool) -> Result<(), Error> {
+async fn handshake(shared: &SpaceCore, link: &Arc<DonorLink>, adoption: Adoption) -> Result<(), Error> {
     let hello = Request::Hello { versions: PROTOCOL_VERSIONS, section_bytes: shared.section_bytes };
     match link.turn(RESPONSE_TIMEOUT).await?.ask(hello, RESPONSE_TIMEOUT).await? {
         Response::Welcome { section_bytes, .. } if section_bytes != shared.section_bytes => {
@@ -208,6 +223,7 @@ async fn handshake(shared: &SpaceCore, link: &Arc<DonorLink>, keep: bool) -> Res
         Response::Welcome { .. } => {}
         reply => return Err(shared.unexpected(link, &reply)),
     }
+    let keep = adoption != Adoption::None;
     let mut attempts = 0;
     loop {
         attempts += 1;
@@ -224,7 +240,7 @@ async fn handshake(shared: &SpaceCore, link: &Arc<DonorLink>, keep: bool) -> Res
         }
     }
     if keep {
-        adopt(shared, link).await?;
+        adopt(shared, link, adoption).await?;
     }
     // Sections of an earlier connection of this process are lost to it.
     if !sweep(shared, link).await? {
@@ -234,7 +250,7 @@ async fn handshake(shared: &SpaceCore, link: &Arc<DonorLink>, keep: bool) -> Res
 }
 
 /// Adopts the sections that the donor lists, as many as the budget allows.
-async fn adopt(shared: &SpaceCore, link: &Arc<DonorLink>) -> Result<(), Error> {
+async fn adopt(shared: &SpaceCore, link: &Arc<DonorLink>, adoption: Adoption) -> Result<(), Error> {
     let mut turn = link.turn(RESPONSE_TIMEOUT).await?;
     let sections = match turn.ask(Request::List, RESPONSE_TIMEOUT).await? {
         Response::Listed { sections, .. } => sections,
@@ -242,7 +258,7 @@ async fn adopt(shared: &SpaceCore, link: &Arc<DonorLink>) -> Result<(), Error> {
     };
     for (section, bytes) in sections {
         if bytes == shared.section_bytes && !link.knows(section) {
-            shared.adopt_from(link, &mut turn, section).await?;
+            shared.adopt_from(link, &mut turn, section, adoption).await?;
         }
     }
     Ok(())

@@ -3,7 +3,9 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
+use base::bytes::BytesMut;
 use base::{ErrorKind, rt};
+use rma::Capability;
 
 use crate::Error;
 use crate::events::{GrowTime, SectionsAdopted, SectionsGrown};
@@ -11,6 +13,7 @@ use crate::lock::lock;
 use crate::message::{DonorSection, Rejection, Request, Response};
 use crate::space::address_space::AddressSpace;
 use crate::space::config::{CAPACITY_AGE_MAX, CAPACITY_TIMEOUT, RESPONSE_TIMEOUT};
+use crate::space::donor_session::Adoption;
 use crate::space::link::{DonorLink, RequestTurn};
 use crate::space::read_grant::ReadGrant;
 use crate::space::section::{Section, SectionId};
@@ -174,9 +177,13 @@ impl SpaceCore {
         link: &Arc<DonorLink>,
         turn: &mut RequestTurn<'_>,
         section: DonorSection,
+        adoption: Adoption,
     ) -> Result<bool, Error> {
         match turn.ask(Request::Adopt { section }, RESPONSE_TIMEOUT).await? {
             Response::Adopted { section: given, bytes, number, capability, .. } if given == section => {
+                if adoption == Adoption::Headed && !has_head(link, &capability).await? {
+                    return Ok(false);
+                }
                 let Some(position) = self.table.adopted_position(number) else { return Ok(false) };
                 // Only now: no section may get the number again, since adopted memory may lead to it.
                 let Ok(reserved) = BudgetReservation::new(self) else { return Ok(false) };
@@ -189,6 +196,19 @@ impl SpaceCore {
             Response::Rejected { rejection: Rejection::UnknownSection | Rejection::TooMany, .. } => Ok(false),
             reply => Err(self.unexpected(link, &reply)),
         }
+    }
+}
+
+/// Whether a section does not begin with zeros.
+async fn has_head(link: &DonorLink, capability: &Capability) -> Result<bool, Error> {
+    const BYTES: usize = 8;
+    let read = link.endpoint.read(capability, 0, BYTES, BytesMut::with_capacity(BYTES));
+    link.endpoint.flush();
+    let no_answer = |reason: String| Error::NoAnswer { address: link.address.clone(), reason };
+    match rt::timeout(RESPONSE_TIMEOUT, read).await {
+        Ok(Ok(head)) => Ok(head.iter().any(|byte| *byte != 0)),
+        Ok(Err(error)) => Err(no_answer(format!("a section cannot be read: {error}"))),
+        Err(rt::Elapsed) => Err(no_answer(format!("no answer within {} s", RESPONSE_TIMEOUT.as_secs()))),
     }
 }
 

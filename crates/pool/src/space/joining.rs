@@ -9,6 +9,7 @@
 use super::AddressSpace;
 use super::config::Donor;
 use super::donor_list::DONORS_JOINING_MAX;
+use super::donor_session::Adoption;
 use super::space_core::DonorConnection;
 use crate::Error;
 
@@ -33,7 +34,7 @@ impl AddressSpace {
                 "{count} memory nodes have joined since this owner's memory was opened; open it again"
             ))
         })?;
-        let outcome = self.keep_connected(place, false).await.unwrap_or_else(|_| Err(shared.closed()));
+        let outcome = self.keep_connected(place, Adoption::None).await.unwrap_or_else(|_| Err(shared.closed()));
         match outcome {
             // It may be reachable by and by; but then its operator adds it again.
             Err(error) => {

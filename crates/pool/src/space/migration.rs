@@ -13,8 +13,8 @@
 //!    can be none, the owner returns it ([`OldLocation::release`]).
 //!
 //! The head is the first bytes of the section, as many as the owner says. The owner's next epoch finds both locations if
-//! this process dies meanwhile, and adopts one of them. From the head it knows whether that one is complete: the head
-//! of the copy is zero before step 4, and that of the old location is zero after it.
+//! this process dies meanwhile, and adopts one of them ([`AddressSpace::adopt_headed`]). From the head it knows which one is
+//! complete: the head of the copy is zero before step 4, and that of the old location is zero after it.
 //!
 //! Invariants:
 //! * When the entry is re-pointed, the copy has the bytes of the section.

@@ -579,3 +579,38 @@ fn a_donor_joins_an_open_space_gives_sections_to_it_and_leaves() {
         drop(a);
     });
 }
+
+/// The story: the next epoch found the incomplete copy first, and returned the complete section under the same number.
+#[test]
+fn a_section_whose_owner_died_while_it_was_copied_is_adopted_where_it_was() {
+    for is_complete in [false, true] {
+        run(move |provider| async move {
+            let (_a, _b) = (donor(&provider, "a", 4).await, donor(&provider, "b", 4).await);
+            let first = open(&provider, "owner", 1, &["a", "b"]).await;
+            let unused = first.grow().await.expect("room");
+            first.release(unused.id).await.expect("ours");
+            first.set_vacated("b", true);
+            let section = first.grow().await.expect("room");
+            let head = Bytes::from_static(b"the head");
+            first.write(section.address, &[head.clone(), Bytes::from(vec![7; 100])]).await.expect("live");
+            first.set_vacated("b", false);
+            let migration = first.migrate(section.id, 8).await.expect("there is room");
+            while migration.copy_some(SECTION).await.expect("both are there") > 0 {}
+            if is_complete {
+                migration.complete(head.clone()).await.expect("both are there");
+                migration.finish().expect("it is live").erase_head().await.expect("it is there");
+            } else {
+                // Nobody returns the copy.
+                std::mem::forget(migration);
+            }
+            first.leave();
+            drop(first);
+            let next = AddressSpace::adopt_headed(options(&provider, "owner", 2, &["b", "a"])).await;
+            let next = next.expect("it is newer");
+            assert_eq!(next.sections(), [section]);
+            assert_eq!(next.donor_of(section.id), Some(if is_complete { "b" } else { "a" }));
+            let bytes = next.read(section.address, 108, BytesMut::new()).await.expect("live");
+            assert!(bytes.starts_with(&head) && bytes[8..].iter().all(|byte| *byte == 7));
+        });
+    }
+}

@@ -120,7 +120,7 @@ impl WorldStateFactory for PrimaryMemoryStates {
         let PrimaryMemory { network, organization, epoch, opened } = &*self.0;
         let options = space_config(network, *organization, *epoch);
         let settings = state_config(network, *organization);
-        let space = AddressSpace::adopt(options).await.map_err(memory_error)?;
+        let space = AddressSpace::adopt_headed(options).await.map_err(memory_error)?;
         let state = Arc::new(Disaggregated::open(Arc::new(space.clone()), rows, settings).await?);
         *opened.lock().unwrap_or_else(PoisonError::into_inner) = Some((space, Arc::clone(&state)));
         Ok(state)
@@ -205,7 +205,7 @@ struct SimulatedPeerMemory {
 #[async_trait]
 impl PeerMemory for SimulatedPeerMemory {
     async fn open(&self, epoch: Epoch) -> Result<Arc<dyn Memory>, chain::Error> {
-        let space = AddressSpace::adopt(space_config(&self.network, self.place, epoch)).await.map_err(memory_error)?;
+        let space = AddressSpace::adopt_headed(space_config(&self.network, self.place, epoch)).await.map_err(memory_error)?;
         *self.space.lock().unwrap_or_else(PoisonError::into_inner) = Some(space.clone());
         Ok(Arc::new(space))
     }

@@ -28,8 +28,8 @@
 //! A memory node that is being vacated loses its sections one by one in this way. If no other node has memory for a
 //! section, the section is emptied and returned as [`super::drain`] does; its records are then in storage.
 //!
-//! If this process ends during step 1 or 2, its successor may find the incomplete copy first and return the complete
-//! section. That costs the section's warm data, and nothing else.
+//! If this process ends during step 1 or 2, its successor does not adopt the copy, which has no header, but the section
+//! where it was ([`pool::AddressSpace::adopt_headed`]).
 
 use std::time::Duration;
 

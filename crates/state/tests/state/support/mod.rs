@@ -163,7 +163,7 @@ impl Donors {
 
     /// The address space of the peer, under an epoch, with the sections of the last one.
     pub async fn adopt(&self, epoch: u64, budget_bytes: u64) -> Result<AddressSpace, pool::Error> {
-        AddressSpace::adopt(self.config(epoch, budget_bytes)).await
+        AddressSpace::adopt_headed(self.config(epoch, budget_bytes)).await
     }
 }
 
