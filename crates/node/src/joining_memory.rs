@@ -4,10 +4,10 @@
 //! peer of it (`heddle peer memory --add`), which reads its token from the node's file.
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::free_ports::AddedPorts;
-use crate::joining::{JoiningNode, copy, write_tls};
+use crate::joining::{copy, write_tls};
 use crate::network::layout::NODES;
 use crate::network::{NodeError, material, write_private};
 use crate::process::file::{NODE_FILE, NodeFile, ProcessRole, Secret, TRUST};
@@ -15,12 +15,12 @@ use crate::process::file::{NODE_FILE, NodeFile, ProcessRole, Secret, TRUST};
 /// Memory nodes of a network, at most.
 const MEMORY_NODES_MAX: u16 = 1024;
 
-/// Makes the files of a memory node. They lie on this machine, beside the others; or they are to be copied to another host,
+/// Makes the files of a memory node, and returns the path of its configuration, in a folder of its name. They lie on this machine, beside the others; or they are to be copied to another host,
 /// where the node uses two ports starting at the given one: for compute nodes, and for metrics.
 ///
 /// # Errors
 /// [`NodeError::Joining`]; files that cannot be read or written.
-pub fn add_memory_node(network: &Path, remote: Option<SocketAddr>) -> Result<JoiningNode, NodeError> {
+pub fn add_memory_node(network: &Path, remote: Option<SocketAddr>) -> Result<PathBuf, NodeError> {
     let folder = |number: u16| network.join(NODES).join(format!("memory-{number}"));
     let first = folder(1);
     let file = NodeFile::load(ProcessRole::Memory, &first.join(NODE_FILE))?;
@@ -38,12 +38,12 @@ pub fn add_memory_node(network: &Path, remote: Option<SocketAddr>) -> Result<Joi
         copy(&first.join(TRUST), &folder.join(TRUST))?;
         write_tls(&material::orderer_issuer(network)?, "memory", ports.host(), &folder)?;
     }
-    let file = NodeFile { name: name.clone(), metrics, memory: Some(memory), ..file };
-    let joining = JoiningNode { name, folder };
+    let file = NodeFile { name, metrics, memory: Some(memory), ..file };
+    let config = folder.join(NODE_FILE);
     let text = file.to_text();
-    NodeFile::parse(ProcessRole::Memory, &text, &joining.config().display().to_string())?;
-    write_private(&joining.config(), text.as_bytes())?;
-    Ok(joining)
+    NodeFile::parse(ProcessRole::Memory, &text, &config.display().to_string())?;
+    write_private(&config, text.as_bytes())?;
+    Ok(config)
 }
 
 #[cfg(test)]
@@ -65,12 +65,12 @@ mod tests {
         let path = folder.path().join("network");
         let network = Network::create(&path, &config).await.expect("it can be made");
         network.plan(&Placement::OneHost { sockets: folder.path().to_owned() }).expect("it can be planned");
-        let load = |folder: &Path| {
-            let file = NodeFile::load(ProcessRole::Memory, &folder.join(NODE_FILE)).expect("it was written");
+        let load = |config: &Path| {
+            let file = NodeFile::load(ProcessRole::Memory, config).expect("it was written");
             file.memory.expect("it is a memory node")
         };
-        let first = load(&path.join("nodes/memory-1"));
-        let joined = load(&add_memory_node(&path, None).expect("there is room").folder);
+        let first = load(&path.join("nodes/memory-1/node.toml"));
+        let joined = load(&add_memory_node(&path, None).expect("there is room"));
         assert!(joined.address.starts_with("shm:") && joined.address != first.address && joined.one_user);
         assert!(joined.owners.keys().eq(first.owners.keys()));
         let tokens = joined.owners.values().zip(first.owners.values());
@@ -85,11 +85,12 @@ mod tests {
         let hosts = Placement::Hosts { default: [10, 0, 0, 7].into(), by_name: BTreeMap::new() };
         network.plan(&hosts).expect("it can be planned");
         let remote = add_memory_node(&path, Some(([10, 0, 0, 5], 7400).into())).expect("there is room");
-        let memory = load(&remote.folder);
+        let memory = load(&remote);
+        let folder = remote.parent().expect("it has a folder");
         assert_eq!((memory.address.as_str(), memory.one_user), ("tcp:10.0.0.5:7400", false));
-        let tls = TlsIdentity::read(&remote.folder, CertificateRole::Peer).expect("it has a certificate");
+        let tls = TlsIdentity::read(folder, CertificateRole::Peer).expect("it has a certificate");
         let certificate = identity::Certificate::from_pem(&tls.certificate_pem).expect("it is one");
         assert!(certificate.names().iter().any(|name| name == "10.0.0.5"), "{:?}", certificate.names());
-        crate::process::tcp_tls(&remote.folder, &tls).expect("both sides of a connection can be made of it");
+        crate::process::tcp_tls(folder, &tls).expect("both sides of a connection can be made of it");
     }
 }

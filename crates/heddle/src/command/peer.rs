@@ -19,7 +19,8 @@ use replica::NODES_MAX;
 
 use crate::cli::exit;
 use crate::cli::peer::{
-    PeerAddMemoryArguments, PeerAddNodeArguments, PeerMemoryArguments, PeerNodesArguments, PeerRemoveNodeArguments, PeerTarget,
+    PeerAddMemoryArguments, PeerAddNodeArguments, PeerMemoryArguments, PeerNodesArguments, PeerRemoveNodeArguments,
+    PeerTarget,
 };
 use crate::failure::CommandError;
 use crate::{instance, output};
@@ -72,7 +73,7 @@ pub async fn add_node(arguments: &PeerAddNodeArguments) -> Result<(), CommandErr
     let remote = arguments.host.zip(arguments.port).map(|(host, port)| SocketAddr::new(host, port));
     let is_supervised = remote.is_none() && is_supervised(dir)?;
     let node = AddedNodes::add(dir, name, remote).map_err(CommandError::new)?;
-    let (name, folder) = (&node.name, node.folder.display());
+    let (name, folder) = (&node.name, folder.display());
     let start = match remote {
         None if is_supervised => {
             let ready = started(&node.folder, name).await?;
@@ -161,8 +162,9 @@ pub fn add_memory(arguments: &PeerAddMemoryArguments) -> Result<(), CommandError
     let dir = arguments.directory.dir.as_path();
     instance::expect_network(dir)?;
     let remote = arguments.host.zip(arguments.port).map(|(host, port)| SocketAddr::new(host, port));
-    let node = joining_memory::add_memory_node(dir, remote).map_err(CommandError::new)?;
-    let (name, config) = (&node.name, node.config());
+    let config = joining_memory::add_memory_node(dir, remote).map_err(CommandError::new)?;
+    let folder = config.parent().unwrap_or(dir);
+    let name = folder.file_name().unwrap_or_default().display();
     let start = match remote {
         None => format!("start it with: heddle node memory --config {}", config.display()),
         Some(address) => format!(
@@ -171,7 +173,7 @@ pub fn add_memory(arguments: &PeerAddMemoryArguments) -> Result<(), CommandError
         ),
     };
     let add = format!("have a peer use it with: heddle peer memory ORG --add {}", config.display());
-    output::print(&format!("{name}: its files are in {}\n{start}\n{add}\n", node.folder.display()))
+    output::print(&format!("{name}: its files are in {}\n{start}\n{add}\n", folder.display()))
 }
 
 /// Repeats values under the keys that they had in release 0.1, for one release.

@@ -106,9 +106,10 @@ fn planted_mistakes_are_caught() {
     assert!(missed.is_empty(), "none of {MUTANT_SEEDS} seeds catches {missed:?}");
 }
 
-/// `STATE_SEEDS=from..to` says of how many seeds, and `STATE_MUTANT=name` of which mistake.
+/// To be run after a change of a world. `STATE_SEEDS=from..to` says of how many seeds, and `STATE_MUTANT=name` of which
+/// mistake.
 #[test]
-#[ignore = "prints figures, for whoever changes a world"]
+#[ignore = "prints figures"]
 fn how_many_seeds_catch_each_mistake() {
     let only = std::env::var("STATE_MUTANT").unwrap_or_default();
     for planted in ALL.into_iter().filter(|planted| format!("{planted:?}").contains(&only)) {

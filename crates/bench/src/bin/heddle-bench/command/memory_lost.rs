@@ -88,9 +88,9 @@ async fn move_out(network: &OwnNetwork, compute: &Path) -> Result<[MemoryProcess
         let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|bound| bound.local_addr());
         let port = free().map_err(CommandError::new)?.port();
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port.min(u16::MAX - 1)));
-        let node = joining_memory::add_memory_node(&network.dir(), Some(address)).map_err(CommandError::new)?;
-        processes.push(MemoryProcess::start(&node.config()).await?);
-        ask(compute, &ControlRequest::AddMemoryNode { file: node.config() }).await?;
+        let config = joining_memory::add_memory_node(&network.dir(), Some(address)).map_err(CommandError::new)?;
+        processes.push(MemoryProcess::start(&config).await?);
+        ask(compute, &ControlRequest::AddMemoryNode { file: config }).await?;
     }
     for node in planned {
         ask(compute, &ControlRequest::SetMemoryNode { address: node.address, vacated: true }).await?;
