@@ -73,7 +73,7 @@ pub async fn add_node(arguments: &PeerAddNodeArguments) -> Result<(), CommandErr
     let remote = arguments.host.zip(arguments.port).map(|(host, port)| SocketAddr::new(host, port));
     let is_supervised = remote.is_none() && is_supervised(dir)?;
     let node = AddedNodes::add(dir, name, remote).map_err(CommandError::new)?;
-    let (name, folder) = (&node.name, folder.display());
+    let (name, folder) = (&node.name, node.folder.display());
     let start = match remote {
         None if is_supervised => {
             let ready = started(&node.folder, name).await?;
