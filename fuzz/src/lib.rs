@@ -64,6 +64,7 @@ pub fn targets() -> Vec<FuzzTarget> {
         identity::TARGETS.to_vec(),
         kv::fuzz::TARGETS.to_vec(),
         ledger::TARGETS.to_vec(),
+        manager::fuzz::TARGETS.to_vec(),
         node::TARGETS.to_vec(),
         node::gateway_targets(),
         ordered_log::sift::fuzz::TARGETS.to_vec(),

@@ -80,6 +80,7 @@ const DECODERS: &[&str] = &[
     "ledger/src/transaction/parsed.rs",
     "ledger/src/transaction/results.rs",
     "ledger/src/wire.rs",
+    "manager/src/record.rs",
     "node/src/control/mod.rs",
     "link_transport/src/frames.rs",
     "p256_verify/src/signature.rs",
