@@ -101,10 +101,18 @@ impl CpuGroup {
     /// The nearest group with a quota around this process.
     pub fn around_process() -> Option<CpuGroup> {
         let mounts = CgroupMount::of_machine("cpu");
-        mounts.iter().find_map(|mount| CpuGroup::around(mount, &CgroupMount::of_machine("cpuacct")))
+        mounts.iter().find_map(|mount| CpuGroup::around_place(mount, &CgroupMount::of_machine("cpuacct")))
     }
 
-    fn around(mount: &CgroupMount, counting: &[CgroupMount]) -> Option<CpuGroup> {
+    /// The nearest group with a quota around another process of this machine.
+    pub fn around(process: u32) -> Option<CpuGroup> {
+        let process = process.to_string();
+        let mounts = CgroupMount::of_process("cpu", &process);
+        let counting = CgroupMount::of_process("cpuacct", &process);
+        mounts.iter().find_map(|mount| CpuGroup::around_place(mount, &counting))
+    }
+
+    fn around_place(mount: &CgroupMount, counting: &[CgroupMount]) -> Option<CpuGroup> {
         let group = |within: &Path| {
             let folder = mount.root.join(within);
             let is_counted_here = mount.version == CgroupVersion::Two || folder.join("cpuacct.usage").exists();
@@ -269,12 +277,12 @@ mod tests {
     fn the_nearest_quota_is_found_in_version_2() {
         let files = Hierarchy::new();
         let mount = files.mount(CgroupVersion::Two, "", "peer/node");
-        assert_eq!(CpuGroup::around(&mount, &[]), None, "there is none");
+        assert_eq!(CpuGroup::around_place(&mount, &[]), None, "there is none");
         files.write("peer/node/cpu.max", "max 100000\n");
-        assert_eq!(CpuGroup::around(&mount, &[]), None, "there is none still");
+        assert_eq!(CpuGroup::around_place(&mount, &[]), None, "there is none still");
         files.write("peer/cpu.max", "30000 100000\n");
         files.write("peer/cpu.stat", "usage_usec 1500\nuser_usec 1000\n");
-        let group = CpuGroup::around(&mount, &[]).expect("the group above has one");
+        let group = CpuGroup::around_place(&mount, &[]).expect("the group above has one");
         assert_eq!(group.folder(), files.0.path().join("peer"));
         assert_eq!((group.quota(), group.used()), (Some(0.3), Some(Duration::from_micros(1500))));
         files.write("peer/cpu.max", "max 100000\n");
@@ -289,7 +297,7 @@ mod tests {
         files.write("cpu/node/cpu.cfs_quota_us", "-1\n");
         files.write("cpu/node/cpu.cfs_period_us", "10000\n");
         files.write("cpuacct/node/cpuacct.usage", "1700\n");
-        let around = || CpuGroup::around(&mount, std::slice::from_ref(&counting));
+        let around = || CpuGroup::around_place(&mount, std::slice::from_ref(&counting));
         assert_eq!(around(), None, "-1 is none");
         files.write("cpu/node/cpu.cfs_quota_us", "15000\n");
         let group = around().expect("it has one");

@@ -40,8 +40,13 @@ impl CgroupMount {
 
     /// The hierarchies with this controller on this machine.
     pub fn of_machine(controller: &str) -> Vec<CgroupMount> {
+        CgroupMount::of_process(controller, "self")
+    }
+
+    /// The same, with the group of another process.
+    pub fn of_process(controller: &str, process: &str) -> Vec<CgroupMount> {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-        CgroupMount::find(controller, &read("/proc/self/mounts"), &read("/proc/self/cgroup"))
+        CgroupMount::find(controller, &read("/proc/self/mounts"), &read(&format!("/proc/{process}/cgroup")))
     }
 
     /// The groups, relative to the root, below which a group of ours may be made: that of this process, its parent (a

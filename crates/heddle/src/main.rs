@@ -60,6 +60,9 @@ fn run(command: Command) -> Result<(), CommandError> {
             Command::Peer(cli::peer::PeerCommand::AddNode(node)) => command::peer::add_node(&node).await,
             Command::Peer(cli::peer::PeerCommand::RemoveNode(node)) => command::peer::remove_node(&node).await,
             Command::Peer(cli::peer::PeerCommand::AddMemory(node)) => command::peer::add_memory(&node),
+            Command::Pool(cli::pool::PoolCommand::Top(top)) => command::pool::top::run(&top).await,
+            Command::Pool(cli::pool::PoolCommand::Events(events)) => command::pool::events(&events).await,
+            Command::Pool(cli::pool::PoolCommand::Manage(manage)) => command::pool::manage(&manage).await,
             Command::Deny(cli::deny::DenyCommand::Add(add)) => command::deny::add(&add),
             Command::Deny(cli::deny::DenyCommand::List(list)) => command::deny::list(&list),
             Command::Orderer(cli::orderer::OrdererCommand::Members(members)) => {

@@ -71,5 +71,5 @@ pub use event::{EVENTS_MAX, PoolEvent};
 pub use machine::Manager;
 pub use record::{ManagerRecord, NodeRecord, PeerRecord, RECORD_BYTES_MAX};
 pub use settings::{ComputePolicy, ManagerSettings, MemoryPolicy, NODES_MAX, PEERS_MAX, PeerLimits};
-pub use store::{LOCK_FILE, RECORD_FILE, RecordFile, read_record};
+pub use store::{LOCK_FILE, RECORD_FILE, RecordFile, is_held, read_record};
 pub use view::{MemoryView, NodeOrigin, NodeView, PeerView, PoolView};

@@ -108,8 +108,13 @@ impl Manager {
         });
         let before = record.nodes.clone();
         follow_plan(record, view);
-        self.changed |= before != record.nodes;
         loops.listen(record, view, now);
+        record.nodes.retain(|name, node| {
+            let is_seen = view.nodes.iter().any(|seen| seen.name == *name);
+            // A node of the plan that is being restarted is to get its quota back.
+            is_seen || node.origin != NodeOrigin::Planned || loops.silent_for(name, now) < settings.silent_max
+        });
+        self.changed |= before != record.nodes;
         let mut decisions = Vec::new();
         if !record.open.iter().any(|open| open.action.is_compute()) {
             let repair = repair(record, loops, view, &settings, now);
@@ -273,7 +278,7 @@ impl PeerLoops {
     }
 }
 
-/// Brings the planned nodes of a record up to date with the plan.
+/// Enters the nodes of the plan.
 fn follow_plan(record: &mut PeerRecord, view: &PeerView) {
     for node in view.nodes.iter().filter(|node| node.origin == NodeOrigin::Planned) {
         if record.nodes.len() < NODES_MAX {
@@ -281,9 +286,6 @@ fn follow_plan(record: &mut PeerRecord, view: &PeerView) {
             record.nodes.entry(node.name.clone()).or_insert(planned);
         }
     }
-    record.nodes.retain(|name, node| {
-        node.origin != NodeOrigin::Planned || view.nodes.iter().any(|planned| planned.name == *name)
-    });
 }
 
 /// What an intent changes in the record when it is opened.

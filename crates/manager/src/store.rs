@@ -53,6 +53,12 @@ impl RecordFile {
     }
 }
 
+/// Whether a process holds the record of a folder.
+pub fn is_held(folder: &Path) -> bool {
+    let lock = File::open(folder.join(LOCK_FILE));
+    lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
+}
+
 /// Reads the record of a folder, without holding it; `None` if there is none.
 ///
 /// # Errors
@@ -98,6 +104,7 @@ mod tests {
     fn one_process_holds_a_record_and_a_newer_incarnation_fences() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let mut held = RecordFile::open(folder.path()).expect("it is free");
+        assert!(is_held(folder.path()));
         let refused = RecordFile::open(folder.path()).err().expect("it is held");
         assert!(refused.to_string().contains(&std::process::id().to_string()), "{refused}");
         let record = |incarnation| ManagerRecord { incarnation, ..ManagerRecord::default() };

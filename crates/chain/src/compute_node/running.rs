@@ -178,7 +178,7 @@ impl ComputeNode {
     }
 
     /// How loaded the node is.
-    fn load(&self) -> &NodeLoad {
+    pub fn load(&self) -> &NodeLoad {
         &self.node.roles().setup().settings.commit.offload.load
     }
 

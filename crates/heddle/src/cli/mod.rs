@@ -12,6 +12,7 @@ pub mod network;
 pub mod node;
 pub mod orderer;
 pub mod peer;
+pub mod pool;
 mod program;
 
 pub use directory::{DIRECTORY, DirectoryArguments};

@@ -28,6 +28,7 @@ Examples:
   heddle up --dir ./other --any-ports   a second network beside the first
   heddle up --detach                 in the background; `heddle status` and `heddle down` find it
   heddle up --isolate                a process for each role; kill any of them, and it is restarted
+  heddle up --elastic                a manager gives busy peers processors, nodes and memory
   heddle up --isolate --memory-nodes 4
   heddle up --isolate --ordering sift     three orderers on memory nodes: kill the leader, ordering continues
   heddle up --ordering raft               three orderers, each with its own log
@@ -42,8 +43,11 @@ pub struct UpArguments {
     /// Run every role as a separate process, with log and configuration in DIR/nodes/NAME
     #[arg(long)]
     pub isolate: bool,
+    /// As --isolate, and scale each peer by its load: `heddle pool top` shows it
+    #[arg(long)]
+    pub elastic: bool,
     /// Keep each peer's state and blocks in its own process, without memory and storage nodes
-    #[arg(long, conflicts_with_all = ["memory_nodes", "storage_nodes", "compute_nodes"])]
+    #[arg(long, conflicts_with_all = ["memory_nodes", "storage_nodes", "compute_nodes", "elastic"])]
     pub monolithic: bool,
     #[command(flatten)]
     pub network: NetworkArguments,

@@ -9,6 +9,8 @@ Examples:
   heddle up                          a network of three organisations, until Ctrl-C
   heddle up --detach                 the same in the background; `heddle down` stops it
   heddle up --isolate                the same with every role as a separate process
+  heddle up --elastic                the same, and peers grow and shrink with their load
+  heddle pool top                    the load of every process, and what is scaled
   heddle status                      what runs, the ledgers' heights, the load
   heddle peer memory org1            how much remote memory a peer uses; --set changes its budget
   heddle orderer add                 adds an orderer, in a network with --ordering raft --isolate
@@ -54,6 +56,9 @@ Example:
     /// Operate one peer of a running network
     #[command(subcommand)]
     Peer(super::peer::PeerCommand),
+    /// Scale the peers of a running network by their load, and watch it
+    #[command(subcommand)]
+    Pool(super::pool::PoolCommand),
     /// Deny certificates at once
     #[command(subcommand)]
     Deny(super::deny::DenyCommand),

@@ -19,6 +19,7 @@ use heddle_cli::log_tail::tail;
 use node::config::organization_names;
 use node::{Endpoints, HeddleConfig, Network, ProcessEnd};
 
+use super::elastic::{self, ManagerProcess};
 use super::isolate::IsolatedNetwork;
 use crate::cli::exit;
 use crate::cli::network::UpArguments;
@@ -46,14 +47,21 @@ pub async fn run(arguments: UpArguments) -> Result<(), CommandError> {
     }
     let mut signals = StopSignals::listen()?;
     node::logging::start(&config.log).map_err(CommandError::new)?;
-    let network = Network::open_or_create(&dir, Some(&config)).await?;
+    let mut network = Network::open_or_create(&dir, Some(&config)).await?;
     if arguments.detach {
         drop(network);
-        return detach(&dir, is_new, start).await;
+        return detach(&dir, is_new, arguments.elastic, start).await;
     }
     instance::sign_lock(&dir);
-    if arguments.isolate {
-        return isolate(network, &dir, is_new, start, &mut signals).await;
+    if arguments.elastic {
+        // Opened again: the settings file keeps the settings without the quotas of elastic nodes.
+        drop(network);
+        network = Network::open_or_create(&dir, Some(&elastic::settings(&config))).await?;
+        instance::sign_lock(&dir);
+    }
+    if arguments.isolate || arguments.elastic {
+        let manager = arguments.elastic.then(|| ManagerProcess::new(&dir));
+        return isolate(network, &dir, is_new, start, &mut signals, manager).await;
     }
     let running = network.run().await?;
     output::print(&banner(&dir, &Endpoints::load(&dir)?, is_new, start.elapsed()))?;
@@ -89,15 +97,30 @@ async fn isolate(
     is_new: bool,
     start: Instant,
     signals: &mut StopSignals,
+    mut manager: Option<ManagerProcess>,
 ) -> Result<(), CommandError> {
     let Some(mut isolated) = IsolatedNetwork::start(network, signals).await? else {
         return Err(CommandError::interrupted());
     };
-    output::print(&banner(dir, &Endpoints::load(dir)?, is_new, start.elapsed()))?;
+    let mut text = banner(dir, &Endpoints::load(dir)?, is_new, start.elapsed());
+    if manager.is_some() {
+        text += &elastic::advice(dir);
+    }
+    output::print(&text)?;
+    let managing = async {
+        match &mut manager {
+            Some(manager) => match manager.watch().await {},
+            None => std::future::pending::<Option<CommandError>>().await,
+        }
+    };
     let failed = tokio::select! {
         () = signals.received() => None,
         failure = isolated.watch() => Some(failure),
+        never = managing => never,
     };
+    if let Some(manager) = manager {
+        manager.stop().await;
+    }
     output::print("stopping the processes: gateways, orderer, compute, storage, memory\n")?;
     let clean = isolated.stop(signals).await;
     match failed {
@@ -183,7 +206,7 @@ fn apply(arguments: &UpArguments, config: &mut HeddleConfig) {
     }
 }
 
-async fn detach(dir: &Path, is_new: bool, start: Instant) -> Result<(), CommandError> {
+async fn detach(dir: &Path, is_new: bool, is_elastic: bool, start: Instant) -> Result<(), CommandError> {
     let log = dir.join("heddle.log");
     let mut child = spawn_detached(&log)?;
     let process = child.id();
@@ -193,7 +216,10 @@ async fn detach(dir: &Path, is_new: bool, start: Instant) -> Result<(), CommandE
     });
     match ready.await? {
         Some(endpoints) => {
-            let text = banner(dir, &endpoints, is_new, start.elapsed());
+            let mut text = banner(dir, &endpoints, is_new, start.elapsed());
+            if is_elastic {
+                text += &elastic::advice(dir);
+            }
             output::print(&format!(
                 "{text}\nIt runs in the background as process {process} and logs to {}. `heddle down --dir {}` stops it.\n",
                 log.display(),

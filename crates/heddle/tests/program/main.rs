@@ -7,6 +7,7 @@ mod attack;
 mod beside;
 mod chaincodes;
 mod disk;
+mod elastic;
 mod hosts;
 mod isolate;
 mod kill;

@@ -27,7 +27,7 @@ pub use client::{ControlError, request_memory, request_node, request_orderer};
 pub(crate) use orderers::OrdererControl;
 pub use orderers_report::{OrdererReport, OrderersReport, orderer_of};
 pub use protocol::{ControlRequest, ControlResponse, REQUEST_BYTES_MAX, SOCKET};
-pub use report::{ComputeReport, DonorMemoryReport, FailoverSampleReport, HitRate, MemoryReport};
+pub use report::{ComputeReport, DonorMemoryReport, FailoverSampleReport, HitRate, MemoryReport, NodeLoadReport};
 use server::rejected;
 pub(crate) use server::{ControlHandler, start};
 

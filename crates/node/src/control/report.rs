@@ -58,6 +58,9 @@ pub struct ComputeReport {
     /// The first block that it applied after it last became the primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_block: Option<FailoverSampleReport>,
+    /// Its load, if it is one of several compute nodes or may become one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<NodeLoadReport>,
     /// Transactions whose signatures other compute nodes have verified for it since it started.
     #[serde(default, alias = "borrowed")]
     pub offloaded: u64,
@@ -67,6 +70,15 @@ pub struct ComputeReport {
     /// The other compute nodes that returned false verdicts to it.
     #[serde(default, alias = "liars", skip_serializing_if = "Vec::is_empty")]
     pub distrusted: Vec<String>,
+}
+
+/// How loaded a compute node is, by its own measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeLoadReport {
+    /// How busy the processors of its quota are, or of the machine, in percent.
+    pub percent: u8,
+    /// Proposals and work items that it has accepted and not answered.
+    pub queued: u16,
 }
 
 /// The first block that a primary applied; blocks that it found applied do not count.

@@ -33,7 +33,7 @@ use private_data::MemberPeers;
 use proto::discovery::Peer as Description;
 use proto::protos::{ProposalResponse, Response};
 use replica::failover::begin_epoch;
-use replica::load::ReportedNode;
+use replica::load::{LoadReport, ReportedNode};
 use replica::offload::OffloadConfig;
 use replica::{ComputeRole, FAILOVER_TIMEOUTS};
 use rules::definitions::ContractDefinitions;
@@ -43,7 +43,7 @@ use storage::{DataDirectory, GroupSync, WatermarkFile};
 
 use super::pooled_memory::{PeerNodes, PooledMemory, PooledStates, RemoteBackends};
 use crate::config::HeddleConfig;
-use crate::control::{ComputeReport, FailoverSampleReport};
+use crate::control::{ComputeReport, FailoverSampleReport, NodeLoadReport};
 use crate::metrics;
 use crate::network::NodeError;
 use crate::process::ProcessEnd;
@@ -296,6 +296,7 @@ impl ComputeInstance {
                     epoch: None,
                     height,
                     first_block: None,
+                    load: None,
                     offloaded,
                     verified_for_primary,
                     distrusted,
@@ -309,6 +310,7 @@ impl ComputeInstance {
                     at_unix_ns: first.at.nanos(),
                 });
                 let (role, height) = (role.to_owned(), node.height());
+                let LoadReport { percent, queued } = node.load().report();
                 let (offloaded, verified_for_primary) =
                     (node.offload_counts().offloaded(), node.offload_counts().verified_for_others());
                 let distrusted = node.offload_counts().liars().iter().map(|liar| liar.to_string()).collect();
@@ -319,6 +321,7 @@ impl ComputeInstance {
                     epoch,
                     height,
                     first_block,
+                    load: Some(NodeLoadReport { percent, queued }),
                     offloaded,
                     verified_for_primary,
                     distrusted,

@@ -1,0 +1,147 @@
+//! Tests the manager with real processes: load is answered by larger quotas and more nodes, a killed manager changes
+//! nothing, and the next one continues. Nothing here depends on how long that takes.
+
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::load::{Load, end_with_all};
+use crate::support::processes::send;
+use crate::support::{Network, heddle, run, text};
+use manager::{Action, ManagerRecord, NodeOrigin, read_record};
+use node::control::request_node;
+use rustix::process::Signal;
+
+const CLIENTS: usize = 8;
+const SOME: usize = 40;
+/// Time limit for a decision and its end, on a busy machine.
+const DECISION_TIMEOUT: Duration = Duration::from_secs(90);
+const POLL: Duration = Duration::from_millis(50);
+
+fn record(dir: &Path) -> ManagerRecord {
+    read_record(&dir.join("manager")).expect("it is whole").unwrap_or_default()
+}
+
+/// Waits until the manager's record is as it should be.
+async fn recorded(dir: &Path, what: &str, is_so: impl Fn(&ManagerRecord) -> bool) -> ManagerRecord {
+    let start = Instant::now();
+    loop {
+        let record = record(dir);
+        if is_so(&record) {
+            return record;
+        }
+        let logs = [dir.join("manager/heddle.log"), dir.join("manager.log")];
+        let log: String = logs.iter().filter_map(|log| std::fs::read_to_string(log).ok()).collect();
+        assert!(start.elapsed() < DECISION_TIMEOUT, "{what}: {record:#?}\n{log}");
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// A manager that scales at the slightest load, killed when dropped.
+struct Manager(Child);
+
+impl Manager {
+    fn start(dir: &Path, arguments: &[&str]) -> Manager {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("manager.log")).expect("a log");
+        let mut command = heddle(&["pool", "manage", "--bound", "--nodes-max", "2", "--dir"]);
+        command.arg(dir).args(arguments).stdin(Stdio::null()).stderr(log).stdout(Stdio::null());
+        Manager(command.spawn().expect("the program can be started"))
+    }
+
+    /// SIGKILL.
+    fn kill(mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it is a child");
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn is_open(record: &ManagerRecord) -> bool {
+    record.peers.values().any(|peer| peer.open.iter().any(|open| !matches!(open.action, Action::SetMemory { .. })))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn load_brings_quotas_and_nodes_and_calm_takes_them_back() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let config = dir.with_extension("toml");
+    let probe = cgroup::CpuGroup::make(&format!("heddle-test-{}", std::process::id()));
+    let has_quotas = probe.map(|group| group.remove()).is_ok();
+    let quota = if has_quotas { "[pool]\ncompute_cpu_percent = 30\n" } else { "" };
+    std::fs::write(&config, quota).expect("it can be written");
+    let network = Network::start(&dir, &["--orgs", "1", "--isolate", "--config", &config.display().to_string()]);
+    let busy = ["--quota-min", "30", "--quota-max", "60", "--hot", "12", "--cold", "1"];
+    let manager = Manager::start(&dir, &busy);
+    let load = Load::start(&dir, 1, CLIENTS);
+
+    // It dies in the middle of a launch; what it began is finished by the next one.
+    let launching = |record: &ManagerRecord| {
+        let opened = record.peers.values().flat_map(|peer| &peer.open);
+        opened.map(|open| &open.action).any(|action| matches!(action, Action::Launch { .. }))
+    };
+    recorded(&dir, "no node is launched under load", launching).await;
+    manager.kill();
+    let before = record(&dir);
+    if has_quotas {
+        let first = before.events.front().expect("something was done");
+        assert!(first.done.contains("quota"), "quotas come first: {:?}", before.events);
+    }
+    load.progress(SOME, "without a manager").await;
+    assert_eq!(record(&dir), before, "nobody else writes the record");
+    let second = Manager::start(&dir, &busy);
+    let runs = |record: &ManagerRecord| !is_open(record) && record.incarnation > before.incarnation;
+    let after = recorded(&dir, "the launch does not end", runs).await;
+    let managed = after.peers["org1"].nodes.iter().filter(|(_, node)| node.origin == NodeOrigin::Managed);
+    assert_eq!(managed.map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["compute-org1-2"], "{after:#?}");
+    let node = dir.join("nodes/compute-org1-2");
+    let report = request_node(&node).await.expect("it is ready");
+    assert_eq!(report.role, "follower", "a launched node is never the primary");
+    assert!(report.load.is_some());
+    load.progress(SOME, "with the launched node").await;
+
+    let refused = run(&["pool", "manage", "--dir", &shown]);
+    assert!(text(&refused).contains(&format!("process {}", second.0.id())), "{}", text(&refused));
+    let top = text(&run(&["pool", "top", "--dir", &shown]));
+    assert!(top.contains("launched") && top.contains("storage-org1") && top.contains("a manager runs"), "{top}");
+    let events = text(&run(&["pool", "events", "--dir", &shown]));
+    assert!(events.contains("launch compute-org1-2") && events.contains("because"), "{events}");
+    second.kill();
+
+    // Nobody asks for anything any more, and by these settings nothing is hot: the node goes.
+    let told = load.end().await;
+    let calm = ["--quota-min", "30", "--quota-max", "60", "--hot", "100", "--cold", "89", "--calm", "1"];
+    let third = Manager::start(&dir, &calm);
+    let gone = |record: &ManagerRecord| {
+        !is_open(record) && record.peers["org1"].nodes.values().all(|node| node.origin != NodeOrigin::Managed)
+    };
+    recorded(&dir, "an idle node stays", gone).await;
+    assert!(!node.exists(), "its files are gone");
+    third.kill();
+    end_with_all(network, &dir, 1, &told).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_elastic_network_has_a_manager_that_comes_back() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let network = Network::start(&dir, &["--orgs", "1", "--elastic"]);
+    recorded(&dir, "no manager runs", |record| record.peers.contains_key("org1")).await;
+    let lock = std::fs::read_to_string(dir.join("manager/manager.lock")).expect("it runs");
+    send(lock.trim().parse().expect("a process's number"), Signal::KILL);
+    recorded(&dir, "the manager is not started again", |record| record.incarnation > 1).await;
+    let top = text(&run(&["pool", "top", "--dir", &shown]));
+    assert!(top.contains("compute-org1") && top.contains("a manager runs"), "{top}");
+    let settings = std::fs::read_to_string(dir.join("heddle.toml")).expect("it is there");
+    assert!(settings.contains("compute_cpu_percent = 0"), "a later start without a manager has no quotas: {settings}");
+    network.down();
+    let held = run(&["pool", "top", "--dir", &shown]);
+    assert_eq!(held.status.code(), Some(4), "the network is not running: {}", text(&held));
+}
