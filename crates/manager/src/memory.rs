@@ -6,7 +6,7 @@
 //!    misses are cheap stays as it is: the least useful records give way.
 //! 3. After a growth the next whole period shows what it saved. If that is less than a share of its price (keys that are
 //!    read once miss in any memory), growing is put off, for twice as long with each growth in vain.
-//! 4. Memory shrinks by a step if what it holds fits in the rest, or if its misses cost far less than a step. If they
+//! 4. Memory that the peer has taken shrinks by a step if what it holds fits in the rest, or if its misses cost far less than a step. If they
 //!    cost more than that afterwards, shrinking is put off, for twice as long each time.
 //!
 //! Invariant: a step down comes [`MemoryPolicy::pause`](crate::MemoryPolicy::pause) after the last change, or later.
@@ -87,7 +87,8 @@ impl MemoryLoop {
             return Some(self.change(true, bytes, cost, seen, why, now));
         }
         let lower = budget.saturating_sub(policy.step_bytes).max(limits.memory_min_bytes);
-        if lower >= budget || now < self.shrink_from {
+        // A budget that the peer does not use costs nobody anything.
+        if lower >= budget || view.leased_bytes <= lower || now < self.shrink_from {
             return None;
         }
         let why = if view.used_bytes < full_at(lower) && cost < price {

@@ -105,13 +105,13 @@ impl Default for ManagerSettings {
                 hot_percent: 75,
                 cold_percent: 30,
                 margin_percent: 10,
-                queue_hot: 8,
-                queue_cold: 2,
+                queue_hot: 4,
+                queue_cold: 1,
                 queueing_percent: 50,
                 quota_step_percent: 50,
-                hot_for: ms(400),
+                hot_for: ms(300),
                 cold_for: s(10),
-                up_pause: ms(600),
+                up_pause: ms(400),
                 down_pause: s(10),
             },
             memory: MemoryPolicy {
@@ -129,7 +129,7 @@ impl Default for ManagerSettings {
             silent_max: s(5),
             launch_max: s(30),
             drain_max: s(15),
-            retry_pause: ms(500),
+            retry_pause: ms(200),
         }
     }
 }

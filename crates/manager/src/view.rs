@@ -40,6 +40,8 @@ pub struct NodeView {
 pub struct MemoryView {
     /// The budget in force.
     pub budget_bytes: u64,
+    /// Bytes that the peer holds of it: those that nobody else can have.
+    pub leased_bytes: u64,
     /// Bytes of it that records, the index and retired buffers take.
     pub used_bytes: u64,
     /// What the memory nodes could give to this peer altogether.

@@ -22,7 +22,7 @@ use crate::signals::StopSignals;
 use crate::{instance, output};
 
 /// How often the manager looks.
-const TICK: Duration = Duration::from_millis(200);
+const TICK: Duration = Duration::from_millis(100);
 /// How long a manager waits for one that is ending.
 const HOLD_MAX: Duration = Duration::from_secs(2);
 /// How often new events are looked for.

@@ -66,6 +66,7 @@ fn full_memory_whose_misses_are_cheap_does_not_grow() {
     let settings = ManagerSettings::default();
     let memory = |used_mib: u64, misses| MemoryView {
         budget_bytes: 256 << 20,
+        leased_bytes: 256 << 20,
         used_bytes: used_mib << 20,
         available_bytes: 4 << 30,
         misses,
@@ -80,5 +81,23 @@ fn full_memory_whose_misses_are_cheap_does_not_grow() {
         }
         let grown = Action::SetMemory { bytes: (256 << 20) + settings.memory.step_bytes };
         assert_eq!(done.first() == Some(&grown), grows, "{used} MiB, {rate} misses a second: {done:?}");
+    }
+}
+
+#[test]
+fn an_unused_budget_stays_and_unused_memory_is_given_back() {
+    let settings = ManagerSettings::default();
+    for (leased_mib, shrinks) in [(0, false), (224, false), (240, true)] {
+        let mut manager = Manager::start(ManagerRecord::default(), settings);
+        let memory = MemoryView {
+            budget_bytes: 256 << 20,
+            leased_bytes: leased_mib << 20,
+            used_bytes: 0,
+            available_bytes: 4 << 30,
+            misses: 0,
+        };
+        let view = pool(vec![node(1, 50, 0, None)], Some(memory));
+        let done = shown(&mut manager, &view, 0..40_000);
+        assert_eq!(done.first().is_some(), shrinks, "{leased_mib} MiB: {done:?}");
     }
 }

@@ -60,6 +60,7 @@ pub struct SimulatedPeer {
     /// Misses each second that no memory avoids.
     pub compulsory: u64,
     misses: f64,
+    leased: u64,
 }
 
 impl SimulatedPeer {
@@ -145,6 +146,7 @@ impl World {
                 reads: 0,
                 compulsory: 0,
                 misses: 0.0,
+                leased: 0,
             };
             peer.draw_load(&mut rng);
             peers.insert(name.to_owned(), peer);
@@ -196,6 +198,7 @@ impl World {
         }
         for peer in self.peers.values_mut() {
             let (busy, misses) = (peer.busy(now), peer.misses_with(peer.budget));
+            peer.leased = peer.leased.max(peer.used()).min(peer.budget);
             peer.misses += misses as f64 * by.as_secs_f64();
             let queued = if busy > 100 { 20 } else { 0 };
             for node in peer.nodes.values_mut() {
@@ -449,6 +452,7 @@ impl Pool for Process {
             ages.extend(nodes.iter().map(|node| (node.name.clone(), node.heard)));
             let memory = MemoryView {
                 budget_bytes: peer.budget,
+                leased_bytes: peer.leased,
                 used_bytes: peer.used(),
                 available_bytes: 8 << 30,
                 misses: peer.misses as u64,

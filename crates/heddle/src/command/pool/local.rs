@@ -182,6 +182,7 @@ impl LocalPool {
         let given = report.nodes.iter().filter(|node| node.connected && !node.vacated).map(|node| node.free_bytes);
         let memory = MemoryView {
             budget_bytes: report.budget_bytes,
+            leased_bytes: report.leased_bytes,
             used_bytes: report.used_bytes + report.waiting_bytes,
             available_bytes: report.leased_bytes + given.sum::<u64>(),
             misses: misses?,
