@@ -109,7 +109,7 @@ fn screen(
             "", "", "", "quota", "queue", "age", "busy"
         );
         for node in &peer.nodes {
-            let _ = writeln!(text, "{} {}", node_line(node), of(&node.name).map_or(String::new(), |ready| mib(ready)));
+            let _ = writeln!(text, "{} {}", node_line(node), of(&node.name).map_or(String::new(), mib));
         }
     }
     let _ = writeln!(text, "\nother processes");
