@@ -1,6 +1,7 @@
 //! The compute nodes that were added to the peers of a network. The file `compute-nodes.json` in the network's directory names
 //! them, so that each later plan makes their files again, and the supervisor of a network's processes runs them too.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -14,6 +15,8 @@ use crate::network::{NodeError, write};
 use crate::process::file::{NODE_FILE, NodeFile, ProcessRole};
 
 const FILE: &str = "compute-nodes.json";
+/// Held by the process that changes the file.
+const LOCK: &str = "compute-nodes.lock";
 
 /// A compute node that was added to a peer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +96,13 @@ impl AddedNodes {
         std::fs::metadata(network.join(FILE)).and_then(|file| file.modified()).ok()
     }
 
+    /// The right to change the file, until it is dropped.
+    fn lock(network: &Path) -> Result<File, NodeError> {
+        let path = network.join(LOCK);
+        let lock = File::options().create(true).append(true).open(&path).and_then(|file| file.lock().map(|()| file));
+        lock.map_err(NodeError::file("locking", &path))
+    }
+
     fn store(&self, network: &Path) -> Result<(), NodeError> {
         let text = serde_json::to_string(self).expect("it has a JSON form");
         write(&network.join(FILE), (text + "\n").as_bytes())
@@ -104,6 +114,7 @@ impl AddedNodes {
     /// # Errors
     /// As [`joining::add_compute_node`].
     pub fn add(network: &Path, organization: &str, address: Option<SocketAddr>) -> Result<JoiningNode, NodeError> {
+        let _lock = AddedNodes::lock(network)?;
         let mut added = AddedNodes::load(network)?;
         let joining = joining::add_compute_node(network, organization, address)?;
         let node = AddedNode { organization: organization.to_owned(), number: joining.number, address };
@@ -119,6 +130,7 @@ impl AddedNodes {
     /// # Errors
     /// [`NodeError::Joining`] if no such node was added; [`NodeError::File`].
     pub fn remove(network: &Path, name: &str) -> Result<AddedNode, NodeError> {
+        let _lock = AddedNodes::lock(network)?;
         let mut added = AddedNodes::load(network)?;
         let Some(place) = added.nodes.iter().position(|node| node.name() == name) else {
             let names: Vec<String> = added.nodes.iter().map(AddedNode::name).collect();
@@ -140,6 +152,7 @@ impl AddedNodes {
         planned: usize,
         one_host: bool,
     ) -> Result<Vec<(JoiningNode, Option<SocketAddr>)>, NodeError> {
+        let _lock = AddedNodes::lock(network)?;
         let mut added = AddedNodes::load(network)?;
         let before = added.nodes.len();
         added.nodes.retain(|node| node.number > planned);

@@ -233,7 +233,7 @@ impl RoleContext<'_> {
             let config = storage_role::StorageConfig {
                 peer: directory.file_name().unwrap_or_default().to_string_lossy().into_owned(),
                 data,
-                sync: disks.entry(disk).or_insert_with(GroupSync::new).clone(),
+                sync: disks.entry(disk).or_default().clone(),
                 tables: storage_role::tables_config(peer.memtable_bytes, peer.table_cache_bytes, peer.table_hint_bytes),
                 address: &peer.address,
                 clients: &and_later(Parties::of(peer.clients.keys()), peer.joining.as_ref()),

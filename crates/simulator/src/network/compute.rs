@@ -205,7 +205,8 @@ struct SimulatedPeerMemory {
 #[async_trait]
 impl PeerMemory for SimulatedPeerMemory {
     async fn open(&self, epoch: Epoch) -> Result<Arc<dyn Memory>, chain::Error> {
-        let space = AddressSpace::adopt_headed(space_config(&self.network, self.place, epoch)).await.map_err(memory_error)?;
+        let space =
+            AddressSpace::adopt_headed(space_config(&self.network, self.place, epoch)).await.map_err(memory_error)?;
         *self.space.lock().unwrap_or_else(PoisonError::into_inner) = Some(space.clone());
         Ok(Arc::new(space))
     }
