@@ -271,6 +271,9 @@ const STATE_SEEDS_NIGHTLY: u64 = 20_000;
 /// Seeds of consensus alone in a nightly run.
 const CONSENSUS_SEEDS_NIGHTLY: &str = "0..20000";
 
+/// Seeds of the manager in a nightly run.
+const MANAGER_SEEDS_NIGHTLY: u64 = 60_000;
+
 /// Calls that each SDK makes on one connection in a nightly run.
 const CALLS_NIGHTLY: u64 = 100_000;
 
@@ -328,6 +331,7 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         }),
         Step::new("state", || state_seeds(STATE_SEEDS_NIGHTLY)),
         Step::new("consensus", || consensus_seeds(CONSENSUS_SEEDS_NIGHTLY)),
+        Step::new("manager", || manager_seeds(MANAGER_SEEDS_NIGHTLY)),
         Step::new("fuzz", move || {
             let enough = fuzz::FuzzBudget { inputs: 1_000_000, quiet_seconds: 600 };
             let targets = Vec::new();
@@ -392,6 +396,11 @@ fn state_seeds(seeds: u64) -> Result<(), String> {
 fn consensus_seeds(seeds: &str) -> Result<(), String> {
     let mut chosen = tests(&["--test", "sift", "--", "simulation::chosen_seeds"]);
     step::run(chosen.env("CONSENSUS_SEEDS", seeds))
+}
+
+fn manager_seeds(seeds: u64) -> Result<(), String> {
+    let mut chosen = tests(&["--test", "manager"]);
+    step::run(chosen.env("HEDDLE_MANAGER_SEEDS", seeds.to_string()))
 }
 
 fn simulator(arguments: &[&str]) -> Result<(), String> {

@@ -63,6 +63,8 @@ pub(super) struct FailoverLoad {
     stop: Arc<AtomicBool>,
     committed: Arc<AtomicU64>,
     pub(super) failed: Arc<AtomicU64>,
+    /// What the last failed request was answered.
+    pub(super) last_error: Arc<Mutex<Option<String>>>,
     /// For the first organisation: when a transaction began and when it committed.
     spans: Arc<Mutex<Vec<(Instant, Instant)>>>,
     clients: tokio::task::JoinSet<()>,
@@ -74,6 +76,7 @@ impl FailoverLoad {
             stop: Arc::default(),
             committed: Arc::default(),
             failed: Arc::default(),
+            last_error: Arc::default(),
             spans: Arc::default(),
             clients: tokio::task::JoinSet::new(),
         };
@@ -85,6 +88,7 @@ impl FailoverLoad {
             let client = GatewayClient::new(connection, user).with_deadline(Some(CALL_DEADLINE));
             let channel = endpoints.channel.clone();
             let (stop, committed, failed) = (load.stop.clone(), load.committed.clone(), load.failed.clone());
+            let last_error = load.last_error.clone();
             let spans = (organization == 1).then(|| load.spans.clone());
             let mut calls = data.generator(number, client_random(data.seed, number));
             load.clients.spawn(async move {
@@ -98,8 +102,9 @@ impl FailoverLoad {
                                 spans.lock().unwrap_or_else(PoisonError::into_inner).push((began, Instant::now()));
                             }
                         }
-                        Err(_) => {
+                        Err(error) => {
                             failed.fetch_add(1, Ordering::Relaxed);
+                            *last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
                             tokio::time::sleep(PAUSE).await;
                         }
                     }

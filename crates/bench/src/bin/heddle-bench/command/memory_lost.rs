@@ -11,8 +11,8 @@ use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::rt::CancellationToken;
@@ -198,6 +198,7 @@ async fn measure(
     progress.report("the other one is killed");
     let killed = lose("killed", &second, Signal::KILL, &load).await?;
     let failed = load.failed.load(Ordering::Relaxed);
+    let last_error = load.last_error.lock().unwrap_or_else(PoisonError::into_inner).take();
     load.end().await;
 
     let mut figure = Figure::new("memory-lost", "One of two memory nodes of a peer is lost");
@@ -217,5 +218,8 @@ async fn measure(
     figure.ratio("memory_node_lost_seconds", killed.lost_seconds, bound);
     figure.ratio("memory_node_frozen_seconds", frozen.lost_seconds, bound);
     figure.ratio("failed_requests", failed as f64, Some(RatioBound::AtMost(0.0)));
+    if let Some(error) = last_error {
+        figure.note(format!("The last failed request: {error}"));
+    }
     Ok(figure)
 }
