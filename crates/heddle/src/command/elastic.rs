@@ -2,7 +2,7 @@
 //!
 //! 1. If cgroups can be made, each compute node starts with the least quota, and the manager changes it from there. The
 //!    network's settings file does not have this quota: a later start without `--elastic` has none.
-//! 2. The manager is a process of its own. If it ends, it is started again; the network serves without it meanwhile.
+//! 2. The manager is a separate process. If it ends, it is restarted; the network serves without it meanwhile.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::CommandExt as _;

@@ -171,7 +171,7 @@ pub struct StorageFile {
     /// The compute nodes that may join later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub joining: Option<JoiningFile>,
-    /// `[[storage.others]]`: the other peers that the node serves, each at an address of its own, in a directory of its own.
+    /// `[[storage.others]]`: the other peers that the node serves, each at another address, in another directory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<StorageFile>,
 }

@@ -1,6 +1,6 @@
 //! Keeps blocks and tables of peers for their compute nodes.
 //!
-//! Each peer has a directory, an address, clients and epochs of its own, in a [`StorageNode`] of its own: what one peer's
+//! Each peer has its own [`StorageNode`], with its own directory, address, clients and epochs: what one peer's
 //! compute nodes do reaches no other peer. The peers share the process, and on one disk the batches in which files are made durable.
 
 use std::sync::Arc;

@@ -20,37 +20,9 @@ pub struct Fig1Arguments {
     pub common: FlexchainArguments,
 }
 
-/// `heddle bench flexchain-fig5a`.
+/// The load of figures that measure K-means on several networks.
 #[derive(Args, Debug, Clone)]
-pub struct Fig5aArguments {
-    /// The quota of each compute node, in percent of one processor; the smallest size has half of it
-    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(20..=6_400))]
-    pub cpu_percent: u32,
-    /// The most compute nodes of a peer
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub compute_nodes: u32,
-    /// The most epochs of one clustering: they decide how long a transaction computes
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub epochs: u64,
-    /// Clients at first, each with one transaction in flight; their number is doubled until throughput stops growing
-    #[arg(long, value_name = "N", default_value_t = 48, value_parser = clap::value_parser!(u64).range(1..=5_000))]
-    pub clients: u64,
-    /// Rounds, in each of which every size is measured once; means count
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
-    pub rounds: u64,
-    /// Duration of each measurement, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
-    pub seconds: f64,
-    #[command(flatten)]
-    pub common: FlexchainArguments,
-}
-
-/// `heddle bench flexchain-fig7d`.
-#[derive(Args, Debug, Clone)]
-pub struct Fig7dArguments {
-    /// The quota of each peer's compute process, in percent of one processor
-    #[arg(long, value_name = "PERCENT", default_value_t = 30, value_parser = clap::value_parser!(u32).range(10..=6_400))]
-    pub cpu_percent: u32,
+pub struct KMeansNetworkArguments {
     /// The most epochs of one clustering: they decide how long a transaction computes
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub epochs: u64,
@@ -65,6 +37,29 @@ pub struct Fig7dArguments {
     pub seconds: f64,
     #[command(flatten)]
     pub common: FlexchainArguments,
+}
+
+/// `heddle bench flexchain-fig5a`.
+#[derive(Args, Debug, Clone)]
+pub struct Fig5aArguments {
+    /// The quota of each compute node, in percent of one processor; the smallest size has half of it
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(20..=6_400))]
+    pub cpu_percent: u32,
+    /// The most compute nodes of a peer
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub compute_nodes: u32,
+    #[command(flatten)]
+    pub load: KMeansNetworkArguments,
+}
+
+/// `heddle bench flexchain-fig7d`.
+#[derive(Args, Debug, Clone)]
+pub struct Fig7dArguments {
+    /// The quota of each peer's compute process, in percent of one processor
+    #[arg(long, value_name = "PERCENT", default_value_t = 30, value_parser = clap::value_parser!(u32).range(10..=6_400))]
+    pub cpu_percent: u32,
+    #[command(flatten)]
+    pub load: KMeansNetworkArguments,
 }
 
 /// `heddle bench flexchain-fig5b`.

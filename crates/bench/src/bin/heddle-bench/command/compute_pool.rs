@@ -6,7 +6,6 @@
 //!    is mostly computing in the contract; SmallBank's is mostly signatures, encoding and messages.
 //! 3. Measure the invalidations of a block ([`bench::invalidation`]), without a network.
 
-use std::io::Write as _;
 use std::sync::Arc;
 
 use base::rt::CancellationToken;
@@ -101,10 +100,7 @@ async fn start(
     stop: &CancellationToken,
 ) -> Result<OwnNetwork, CommandError> {
     let text = format!("[pool]\ncompute_nodes = {nodes}\ncompute_cpu_percent = {}\n", arguments.cpu_percent);
-    let config = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(text.as_bytes()).map(|()| file));
-    let config = config.map_err(|error| CommandError::new(format!("the network's settings: {error}")))?;
-    let up = ["--orgs", "1", "--isolate", "--config"].map(Into::into);
-    OwnNetwork::launch(None, up.into_iter().chain([config.path().into()]), false, stop).await
+    OwnNetwork::configured(&text, &["--orgs", "1", "--isolate"], stop).await
 }
 
 async fn on_networks(

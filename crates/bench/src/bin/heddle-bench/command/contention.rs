@@ -9,7 +9,6 @@
 //! 3. With keys chosen evenly, measure the throughput of SmallBank's clients on both in turns: the cost of looking for
 //!    conflicts that are not there.
 
-use std::io::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,10 +79,7 @@ async fn start(
         "[ordering]\ncut = \"limits\"\nreorder = {has_options}\nearly_abort = {has_options}\n\
          [batch]\nmessages = {BLOCK_TRANSACTIONS}\ntimeout_ms = {timeout_ms}\n"
     );
-    let config = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(text.as_bytes()).map(|()| file));
-    let config = config.map_err(|error| CommandError::new(format!("the network's settings: {error}")))?;
-    let up = ["--orgs", "1", "--config"].map(Into::into);
-    OwnNetwork::launch(None, up.into_iter().chain([config.path().into()]), false, stop).await
+    OwnNetwork::configured(&text, &["--orgs", "1"], stop).await
 }
 
 /// The loads by name.

@@ -14,7 +14,6 @@
 //! 5. The supervisor restarts the killed process, which becomes a follower. Then kill the next primary.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -302,10 +301,8 @@ pub async fn run(arguments: &FailoverArguments, stop: &CancellationToken) -> Res
     // A quarter of the caches is for versions and addresses.
     let cache_bytes = data_bytes / DATA_OVER_CACHES / 4;
     let config = format!("[pool]\nmetadata_cache_bytes = {cache_bytes}\ndata_cache_bytes = {}\n", 3 * cache_bytes);
-    let file = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(config.as_bytes()).map(|()| file));
-    let file = file.map_err(|error| CommandError::new(format!("the network's settings: {error}")))?;
-    let up = ["--isolate", "--orgs", "2", "--policy", "any", "--compute-nodes", &nodes, "--config"].map(Into::into);
-    let network = OwnNetwork::launch(None, up.into_iter().chain([file.path().into()]), false, stop).await?;
+    let up = ["--isolate", "--orgs", "2", "--policy", "any", "--compute-nodes", &nodes];
+    let network = OwnNetwork::configured(&config, &up, stop).await?;
     let result = measure(arguments, &network, &progress, stop).await;
     if result.is_err() {
         eprintln!("the network's log ends with:\n{}", network.log());

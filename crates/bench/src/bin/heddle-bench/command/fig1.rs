@@ -10,7 +10,6 @@
 //! holds: their proportions are kept.
 
 use std::collections::BTreeMap;
-use std::io::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,10 +105,8 @@ fn loads(arguments: &Fig1Arguments) -> [Load; 2] {
 
 async fn start(form: &str, stop: &CancellationToken) -> Result<OwnNetwork, CommandError> {
     let text = format!("[pool]\nprovider = \"tcp\"\n[batch]\nmessages = {BLOCK_TRANSACTIONS}\n");
-    let config = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(text.as_bytes()).map(|()| file));
-    let config = config.map_err(|error| CommandError::new(format!("the network's settings: {error}")))?;
-    let up = ["--orgs", "2", "--isolate", "--config"].map(Into::into).into_iter().chain([config.path().into()]);
-    OwnNetwork::launch(None, up.chain((form == FORMS[1]).then(|| "--monolithic".into())), false, stop).await
+    let up = ["--orgs", "2", "--isolate", "--monolithic"];
+    OwnNetwork::configured(&text, if form == FORMS[1] { &up } else { &up[..3] }, stop).await
 }
 
 /// What all processes of a network took.

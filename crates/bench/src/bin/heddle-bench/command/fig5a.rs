@@ -36,22 +36,17 @@ pub async fn run(arguments: &Fig5aArguments, stop: &CancellationToken) -> Result
     let mut figure =
         Figure::new("flexchain-fig5a", "FlexChain, figure 5 (a): throughput over the processors of a peer");
     let mut arguments = arguments.clone();
-    if arguments.common.quick && !super::compute_pool::can_make_groups() {
+    if arguments.load.common.quick && !super::compute_pool::can_make_groups() {
         arguments.cpu_percent = 0;
         figure.note("No quotas: no cgroup can be made here.");
     }
     let arguments = &arguments;
-    let load = KMeansLoad {
-        epochs: arguments.epochs,
-        seconds: arguments.seconds,
-        seed: arguments.common.seed,
-        quick: arguments.common.quick,
-    };
+    let load = KMeansLoad::from(&arguments.load);
     load.state(&mut figure);
     let sizes = sizes(arguments);
-    let rounds = if arguments.common.quick { 1 } else { arguments.rounds };
+    let rounds = if arguments.load.common.quick { 1 } else { arguments.load.rounds };
     let largest = sizes[sizes.len() - 2];
-    let clients = load.peak_clients(largest, arguments.clients, &progress, stop).await?;
+    let clients = load.peak_clients(largest, arguments.load.clients, &progress, stop).await?;
     figure.setting("clients", clients);
     let tps = load.rounds(&sizes, rounds, clients, &progress, stop).await?;
     let mean = |tps: &[f64]| ConfidenceInterval::of_differences(tps).mean;
@@ -85,5 +80,5 @@ pub async fn run(arguments: &Fig5aArguments, stop: &CancellationToken) -> Result
          interval.",
     );
     drop(progress);
-    show(&figure, &arguments.common.output)
+    show(&figure, &arguments.load.common.output)
 }

@@ -23,20 +23,20 @@ const PARALLEL_MIN: f64 = 0.98;
 pub async fn run(arguments: &Fig7dArguments, stop: &CancellationToken) -> Result<(), CommandError> {
     let progress = FigureProgress::new();
     let mut figure = Figure::new("flexchain-fig7d", "FlexChain, figure 7 (d): K-means, disaggregated and monolithic");
-    let quick = arguments.common.quick;
+    let quick = arguments.load.common.quick;
     let mut percent = arguments.cpu_percent;
     if quick && !super::compute_pool::can_make_groups() {
         percent = 0;
         figure.note("No quotas: no cgroup can be made here.");
     }
-    let load = KMeansLoad { epochs: arguments.epochs, seconds: arguments.seconds, seed: arguments.common.seed, quick };
+    let load = KMeansLoad::from(&arguments.load);
     load.state(&mut figure);
     figure.setting("cpu_percent", percent);
     let of = |validation, monolithic| PeerSize { nodes: 1, percent, validation, monolithic };
     let sizes = [of("sequential", false), of("sequential", true), of("parallel", false), of("parallel", true)];
-    let clients = load.peak_clients(sizes[0], arguments.clients, &progress, stop).await?;
+    let clients = load.peak_clients(sizes[0], arguments.load.clients, &progress, stop).await?;
     figure.setting("clients", clients);
-    let rounds = if quick { 1 } else { arguments.rounds };
+    let rounds = if quick { 1 } else { arguments.load.rounds };
     let tps = load.rounds(&sizes, rounds, clients, &progress, stop).await?;
     for (size, tps) in sizes.iter().zip(&tps) {
         let form = if size.monolithic { "monolithic" } else { "disaggregated" };
@@ -63,5 +63,5 @@ pub async fn run(arguments: &Fig7dArguments, stop: &CancellationToken) -> Result
     }
     figure.note("tps: means over the rounds, with the least and the most of them. The paper: 0.933 and about 1.");
     drop(progress);
-    show(&figure, &arguments.common.output)
+    show(&figure, &arguments.load.common.output)
 }

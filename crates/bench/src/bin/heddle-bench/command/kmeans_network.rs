@@ -1,7 +1,6 @@
 //! Networks of processes that run K-means as in FlexChain's evaluation: three peers, three orderers on Raft, blocks of 200. The
 //! compute nodes of a peer have a quota of processor time each.
 
-use std::io::Write as _;
 use std::sync::Arc;
 
 use base::rt::CancellationToken;
@@ -12,6 +11,7 @@ use measurement::workload::kmeans::KMeans;
 use super::figure::FigureProgress;
 use super::measure::{OwnNetwork, measure};
 use crate::cli::bench::BenchRunArguments;
+use crate::cli::flexchain::KMeansNetworkArguments;
 use crate::failure::CommandError;
 
 const ORGANIZATIONS: u32 = 3;
@@ -62,6 +62,13 @@ pub fn spread(values: &[f64]) -> (f64, f64) {
     values.iter().fold((f64::INFINITY, 0.0), |(least, most), value| (value.min(least), value.max(most)))
 }
 
+impl From<&KMeansNetworkArguments> for KMeansLoad {
+    fn from(arguments: &KMeansNetworkArguments) -> KMeansLoad {
+        let KMeansNetworkArguments { epochs, seconds, common, .. } = arguments;
+        KMeansLoad { epochs: *epochs, seconds: *seconds, seed: common.seed, quick: common.quick }
+    }
+}
+
 impl KMeansLoad {
     /// States the settings of the networks.
     pub fn state(&self, figure: &mut Figure) {
@@ -71,7 +78,7 @@ impl KMeansLoad {
         figure.setting("epochs", self.epochs);
     }
 
-    /// Valid transactions a second of each size, in each round. Every measurement has a network of its own.
+    /// Valid transactions a second of each size, in each round. Each measurement starts a new network.
     pub async fn rounds(
         &self,
         sizes: &[PeerSize],
@@ -147,10 +154,7 @@ async fn start(size: PeerSize, stop: &CancellationToken) -> Result<OwnNetwork, C
         "[pool]\ncompute_nodes = {nodes}\ncompute_cpu_percent = {percent}\nvalidation = \"{validation}\"\n\
          [batch]\nmessages = {BLOCK_TRANSACTIONS}\n"
     );
-    let config = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(text.as_bytes()).map(|()| file));
-    let config = config.map_err(|error| CommandError::new(format!("the network's settings: {error}")))?;
     let (organizations, orderers) = (ORGANIZATIONS.to_string(), ORDERERS.to_string());
-    let up = ["--isolate", "--orgs", &organizations, "--ordering", "raft", "--orderers", &orderers, "--config"];
-    let up = up.map(Into::into).into_iter().chain([config.path().into()]);
-    OwnNetwork::launch(None, up.chain(monolithic.then(|| "--monolithic".into())), false, stop).await
+    let up = ["--isolate", "--orgs", &organizations, "--ordering", "raft", "--orderers", &orderers, "--monolithic"];
+    OwnNetwork::configured(&text, if monolithic { &up } else { &up[..7] }, stop).await
 }

@@ -443,6 +443,19 @@ impl OwnNetwork {
         OwnNetwork::launch(program, arguments, run.keep, stop).await
     }
 
+    /// Starts a network with these settings and these arguments of `heddle up`.
+    pub(super) async fn configured(
+        settings: &str,
+        arguments: &[&str],
+        stop: &CancellationToken,
+    ) -> Result<OwnNetwork, CommandError> {
+        let file =
+            tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(settings.as_bytes()).map(|()| file));
+        let file = file.map_err(|error| CommandError::new(format!("the network's settings: {error}")))?;
+        let arguments = arguments.iter().map(OsString::from).chain(["--config".into(), file.path().into()]);
+        OwnNetwork::launch(None, arguments, false, stop).await
+    }
+
     /// Starts a network with these arguments of `heddle up`.
     pub(super) async fn launch(
         program: Option<&Path>,

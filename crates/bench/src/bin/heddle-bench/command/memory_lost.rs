@@ -7,7 +7,6 @@
 //! 4. Each time compare with the [`BEFORE`] before it. The memory node counts as lost until the first second whose
 //!    commits reach [`RECOVERED`] of that throughput.
 
-use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -162,10 +161,7 @@ pub async fn run(arguments: &MemoryLostArguments, stop: &CancellationToken) -> R
         "[pool]\nmetadata_cache_bytes = {cache_bytes}\ndata_cache_bytes = {cache_bytes}\nsection_bytes = 1048576\n\
          memory_bytes = 268435456\npeer_bytes = 268435456\n"
     );
-    let file = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(config.as_bytes()).map(|()| file));
-    let file = file.map_err(|error| CommandError::new(format!("the network's settings: {error}")))?;
-    let up = ["--isolate", "--orgs", "1", "--config"].map(Into::into);
-    let network = OwnNetwork::launch(None, up.into_iter().chain([file.path().into()]), false, stop).await?;
+    let network = OwnNetwork::configured(&config, &["--isolate", "--orgs", "1"], stop).await?;
     let result = measure(arguments, &network, &progress, stop).await;
     if result.is_err() {
         eprintln!("the network's log ends with:\n{}", network.log());
