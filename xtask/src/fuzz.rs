@@ -8,8 +8,8 @@
 //!    the search, so that a loaded machine does not shorten it.
 //! 3. Inputs that add coverage are minimised; the smallest of them, up to the bounds below, become
 //!    `fuzz/corpus/TARGET`, which every `cargo test` replays.
-//! 4. A table in Markdown shows how far each target came. After a failure the command names the file that reproduces
-//!    it, and how to run that file.
+//! 4. A table in Markdown shows how far each target came, and `fuzz/searched-out.md` keeps the rows of those that were
+//!    searched out. After a failure the command names the file that reproduces it, and how to run that file.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::searched_out::{Search, SearchedOut, commit};
 use crate::step::run;
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
@@ -42,7 +43,10 @@ pub struct FuzzConfig {
     /// Seconds after which a target ends, searched out or not.
     pub seconds: u64,
     pub enough: FuzzBudget,
+    /// Which targets; all if empty.
     pub targets: Vec<String>,
+    /// Only targets that are not on record as searched out.
+    pub unsearched: bool,
     pub jobs: usize,
     pub replay: Option<PathBuf>,
 }
@@ -56,6 +60,9 @@ pub struct FuzzBudget {
 }
 
 impl FuzzBudget {
+    /// What a target needs to be on record.
+    pub const RECORDED: FuzzBudget = FuzzBudget { inputs: 1_000_000, quiet_seconds: 600 };
+
     fn is(self, inputs: u64, quiet: Duration) -> bool {
         inputs >= self.inputs && quiet.as_secs() >= self.quiet_seconds
     }
@@ -76,6 +83,14 @@ struct FuzzOutcome {
 }
 
 impl FuzzOutcome {
+    /// The row for the record, if the search satisfies it.
+    fn search(&self) -> Option<Search> {
+        let FuzzOutcome { inputs, edges, processor, .. } = *self;
+        let quiet = self.quiet();
+        let is_enough = self.crash.is_none() && FuzzBudget::RECORDED.is(inputs, quiet);
+        is_enough.then_some(Search { inputs, edges, quiet: quiet.as_secs(), processor: processor.as_secs() })
+    }
+
     /// Processor time since something new was covered.
     fn quiet(&self) -> Duration {
         self.processor.saturating_sub(self.newest)
@@ -92,21 +107,36 @@ pub fn search(options: &FuzzConfig) -> Result<(), String> {
     if let Some(wrong) = options.targets.iter().find(|name| !all.contains(name)) {
         return Err(format!("there is no target {wrong}; there are {}", all.join(", ")));
     }
-    let chosen = if options.targets.is_empty() { all } else { options.targets.clone() };
+    let mut chosen = if options.targets.is_empty() { all.clone() } else { options.targets.clone() };
     if let Some(input) = &options.replay {
         let [target] = chosen.as_slice() else { return Err("--replay needs one --target".to_owned()) };
         return run(Command::new(PROGRAM).arg(input).env("HEDDLE_FUZZ_TARGET", target));
+    }
+    let commit = commit()?;
+    let record = Mutex::new(SearchedOut::read()?);
+    if options.unsearched {
+        chosen.retain(|target| !locked(&record).has(target));
     }
     let count = chosen.len();
     println!("{count} targets for up to {} s each, {} at a time", options.seconds, options.jobs);
     let waiting = Mutex::new(VecDeque::from(chosen));
     let outcomes = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..options.jobs.clamp(1, count) {
+        for _ in 0..options.jobs.clamp(1, count.max(1)) {
             scope.spawn(|| {
                 while let Some(target) = next(&waiting) {
                     let outcome = attack(&target, options);
-                    locked(&outcomes).push(outcome);
+                    let noted = outcome.and_then(|outcome| {
+                        // At once: a search of all targets takes hours, and may be interrupted.
+                        let mut record = locked(&record);
+                        match outcome.search() {
+                            Some(search) => record.note(&target, &commit, search),
+                            None if outcome.crash.is_some() => record.forget(&target),
+                            None => return Ok(outcome),
+                        }
+                        record.write(&all).map(|()| outcome)
+                    });
+                    locked(&outcomes).push(noted);
                 }
             });
         }

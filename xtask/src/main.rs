@@ -16,6 +16,7 @@ mod nightly;
 mod product;
 mod programs;
 mod sbom;
+mod searched_out;
 mod step;
 mod subjects;
 mod tool;
@@ -150,6 +151,9 @@ enum Task {
         /// Search only these targets (repeatable).
         #[arg(long, value_name = "NAME")]
         target: Vec<String>,
+        /// Search only targets that `fuzz/searched-out.md` does not have.
+        #[arg(long)]
+        unsearched: bool,
         /// How many targets are searched at a time.
         #[arg(long, default_value_t = 1)]
         jobs: usize,
@@ -217,9 +221,9 @@ fn main() -> ExitCode {
             let outcome = guest::check(program.as_deref(), &arguments);
             outcome.inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
-        Task::Fuzz { seconds, quiet_for, inputs, target, jobs, replay } => {
+        Task::Fuzz { seconds, quiet_for, inputs, target, unsearched, jobs, replay } => {
             let enough = fuzz::FuzzBudget { inputs, quiet_seconds: quiet_for };
-            let options = fuzz::FuzzConfig { seconds, enough, targets: target, jobs, replay };
+            let options = fuzz::FuzzConfig { seconds, enough, targets: target, unsearched, jobs, replay };
             fuzz::search(&options).inspect_err(|reason| eprintln!("xtask: {reason}")).is_ok()
         }
         Task::Advisories { refresh } => {
@@ -333,9 +337,9 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         Step::new("consensus", || consensus_seeds(CONSENSUS_SEEDS_NIGHTLY)),
         Step::new("manager", || manager_seeds(MANAGER_SEEDS_NIGHTLY)),
         Step::new("fuzz", move || {
-            let enough = fuzz::FuzzBudget { inputs: 1_000_000, quiet_seconds: 600 };
-            let targets = Vec::new();
-            fuzz::search(&fuzz::FuzzConfig { seconds: fuzz_seconds, enough, targets, jobs: 2, replay: None })
+            let (enough, targets) = (fuzz::FuzzBudget::RECORDED, Vec::new());
+            let (seconds, unsearched, replay) = (fuzz_seconds, false, None);
+            fuzz::search(&fuzz::FuzzConfig { seconds, enough, targets, unsearched, jobs: 2, replay })
         }),
     ]
 }
