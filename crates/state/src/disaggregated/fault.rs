@@ -73,5 +73,7 @@ base::mutants! {
         JoinStale,
         /// The survey of adopted memory ends before it has read every subtable.
         SurveyBlind,
+        /// The survey counts a buffer as used that was retired after it had read the slot.
+        RetiredUnnoted,
     }
 }

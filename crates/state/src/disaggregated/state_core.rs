@@ -477,7 +477,9 @@ impl StateWriter {
     pub(super) fn retire_now(&mut self, pointer: Pointer) {
         if self.space.is_unsurveyed(pointer.address()) {
             // The survey looks for what is in use, and leaves this out.
-            self.retired_unsurveyed.push(pointer);
+            if !super::fault::mutant(super::fault::Mutant::RetiredUnnoted) {
+                self.retired_unsurveyed.push(pointer);
+            }
             return;
         }
         if self.space.extent(pointer.address()).is_some() {

@@ -51,7 +51,7 @@ pub fn plant(mutant: Planted) {
     }
 }
 
-const ALL: [Planted; 33] = [
+const ALL: [Planted; 34] = [
     Planted::State(Mutant::LinkEarly),
     Planted::State(Mutant::NoIncarnation),
     Planted::State(Mutant::FillSurvives),
@@ -78,6 +78,7 @@ const ALL: [Planted; 33] = [
     Planted::State(Mutant::MembershipKept),
     Planted::State(Mutant::MovedStays),
     Planted::State(Mutant::SurveyBlind),
+    Planted::State(Mutant::RetiredUnnoted),
     Planted::State(Mutant::NumberUncovered),
     Planted::State(Mutant::CopyHeaded),
     Planted::State(Mutant::OldHeaded),
