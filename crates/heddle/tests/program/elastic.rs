@@ -3,17 +3,25 @@
 
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::load::{Load, end_with_all};
+use base::Bytes;
+use futures_util::future::join_all;
+
+use crate::support::load::{Load, connect, end_with_all};
 use crate::support::processes::send;
 use crate::support::{Network, heddle, run, text};
-use manager::{Action, ManagerRecord, NodeOrigin, read_record};
-use node::control::request_node;
+use manager::{Action, ManagerRecord, NodeOrigin, PoolEvent, read_record};
+use node::control::{MemoryReport, request_node};
 use rustix::process::Signal;
 
 const CLIENTS: usize = 8;
 const SOME: usize = 40;
+/// Three times as many bytes as the peer's first memory.
+const RECORDS: usize = 384;
+const VALUE_BYTES: usize = 32 << 10;
 /// Time limit for a decision and its end, on a busy machine.
 const DECISION_TIMEOUT: Duration = Duration::from_secs(90);
 const POLL: Duration = Duration::from_millis(50);
@@ -125,6 +133,82 @@ async fn load_brings_quotas_and_nodes_and_calm_takes_them_back() {
     assert!(!node.exists(), "its files are gone");
     third.kill();
     end_with_all(network, &dir, 1, &told).await;
+}
+
+/// Reads every record, over and over, until it is told to stop.
+async fn read_all(dir: std::path::PathBuf, stop: Arc<AtomicBool>) {
+    let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+    let mut record = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let read = [Bytes::from(format!("record{record}"))];
+        let proposal = client.proposal(&channel, "ycsb", "read", &read).sign();
+        let found = client.evaluate(&proposal).await.expect("planned scaling fails no request");
+        assert_eq!(found, value(record), "record {record}");
+        record = (record + 1) % RECORDS;
+    }
+}
+
+fn value(record: usize) -> Bytes {
+    Bytes::from(format!("{record} ").repeat(VALUE_BYTES / 4))
+}
+
+fn memory(dir: &Path) -> MemoryReport {
+    let output = run(&["peer", "memory", "org1", "--json", "--dir", &dir.display().to_string()]);
+    assert!(output.status.success(), "{}", text(&output));
+    serde_json::from_slice(&output.stdout).expect("a report")
+}
+
+/// Records of more bytes than the peer has memory are read again and again. Nothing but misses asks for memory here: the
+/// same peer with a manager to whom misses cost nothing keeps what it has.
+#[tokio::test(flavor = "multi_thread")]
+async fn misses_bring_memory_and_nothing_else_does() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let config = dir.with_extension("toml");
+    let pool = "section_bytes = 1048576\nmemory_bytes = 67108864\npeer_bytes = 4194304\nmetadata_cache_bytes = 262144\ndata_cache_bytes = 1048576\n";
+    std::fs::write(&config, format!("[pool]\n{pool}")).expect("it can be written");
+    let network = Network::start(&dir, &["--orgs", "1", "--isolate", "--config", &config.display().to_string()]);
+    let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
+    for some in (0..RECORDS).collect::<Vec<_>>().chunks(16) {
+        let writes = some.iter().map(|record| {
+            let call = [Bytes::from(format!("record{record}")), value(*record)];
+            let (client, channel) = (&client, &channel);
+            async move { client.transact(channel, "ycsb", "update", &call).await }
+        });
+        for written in join_all(writes).await {
+            assert!(written.expect("it is committed").commit.is_valid());
+        }
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let readers: Vec<_> = (0..4).map(|_| tokio::spawn(read_all(dir.clone(), stop.clone()))).collect();
+    let limits = ["--memory-min", "4MiB", "--memory-max", "64MiB", "--hot", "100"];
+
+    let indifferent = Manager::start(&dir, &[&limits[..], &["--miss-us", "0"]].concat());
+    recorded(&dir, "no manager runs", |record| record.peers.contains_key("org1")).await;
+    // Longer than the period over which misses are counted.
+    tokio::time::sleep(Duration::from_secs(11)).await;
+    indifferent.kill();
+    let is_grown = |event: &PoolEvent| event.done.contains("memory budget");
+    assert!(!record(&dir).events.iter().any(is_grown), "{:?}", record(&dir).events);
+    let before = memory(&dir);
+    assert_eq!(before.budget_bytes, 4 << 20, "{before:?}");
+
+    let manager = Manager::start(&dir, &limits);
+    let grown = recorded(&dir, "misses bring no memory", |record| record.events.iter().any(is_grown)).await;
+    let event = grown.events.iter().find(|event| is_grown(event)).expect("it is there");
+    assert!(event.seen.contains("misses cost") && event.why.contains("it is full"), "{event}");
+    // What was evicted comes back as it is written again; the budget is in force at once or soon.
+    let start = Instant::now();
+    while memory(&dir).budget_bytes <= before.budget_bytes {
+        assert!(start.elapsed() < DECISION_TIMEOUT, "{:?}", memory(&dir));
+        tokio::time::sleep(POLL).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    for reader in readers {
+        reader.await.expect("every record was read as it was written");
+    }
+    manager.kill();
+    network.down();
 }
 
 #[tokio::test(flavor = "multi_thread")]
