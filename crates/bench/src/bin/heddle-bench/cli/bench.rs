@@ -9,8 +9,8 @@ use measurement::workload::ycsb::YcsbMix;
 use measurement::workload::{KeyChoice, ZIPF_EXPONENTS};
 
 use super::flexchain::{
-    ComputePoolArguments, ContentionArguments, Fig1Arguments, Fig5aArguments, Fig5bArguments, Fig7Arguments,
-    Fig7dArguments, Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
+    ComputePoolArguments, ContentionArguments, ElasticArguments, Fig1Arguments, Fig5aArguments, Fig5bArguments,
+    Fig7Arguments, Fig7dArguments, Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
 };
 use super::sift::{
     CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
@@ -390,6 +390,30 @@ warm_hits_over_before compare the two seconds that start one second after the ki
 it: commits of that organisation's clients, and the share of reads that its compute nodes answered without
 storage. docs/formats/bench.md explains the JSON.")]
     Failover(FailoverArguments),
+    /// Elastic: what clients notice while a manager follows a load that rises to ten times as much
+    #[command(after_help = "\
+Examples:
+  heddle bench elastic
+  heddle bench elastic --rounds 1 --json elastic.json      the plot is elastic.svg
+
+Starts a network of processes in a temporary directory, whose peer has one compute node under a quota, and finds
+how many transactions a second (K-means) it carries: one node's load. A manager may give the peer up to four
+nodes, each half of the quota to all of it. In each round 20 % of one node's load are offered, then 200 %, then
+20 %, at fixed rates; latencies count from the time at which a transaction was due.
+
+second_node_seconds       from the rise of the load until a launched node follows its primary and has endorsed a
+                          proposal, by its own report
+p99_back_seconds          from the rise to the first two seconds of which the 99th percentile of latency is at most
+                          twice that of the low load before
+pause_ms                  the longest gap between commits from the rise (and from the fall) to one second after the
+                          manager's last change, less that in as long a time at the same load when nothing changed;
+                          the larger of both
+failed_requests           transactions that did not become valid, in all rounds and while memory nodes were lost
+memory_node_lost_seconds  as heddle bench memory-lost, on another network
+
+The first three are medians over the rounds. It needs cgroups: run it as root, or in a cgroup that is delegated to
+you. docs/formats/bench.md explains the JSON.")]
+    Elastic(ElasticArguments),
     /// Memory lost: throughput after one of a peer's two memory nodes has frozen, and after one has died
     #[command(
         name = "memory-lost",
@@ -491,6 +515,12 @@ pub struct MemoryLostArguments {
     pub records: u64,
     #[command(flatten)]
     pub output: FigureOutput,
+}
+
+impl Default for MemoryLostArguments {
+    fn default() -> MemoryLostArguments {
+        MemoryLostArguments { clients: 16, records: 40_000, output: FigureOutput { json: None, plot: None } }
+    }
 }
 
 /// Windows with attacks and without.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use bench::flexchain::limiter::{LimiterKind, PERCENT_MIN};
 use clap::{Args, ValueEnum};
 
-use super::bench::{FigureOutput, seconds};
+use super::bench::{FigureOutput, MemoryLostArguments, seconds};
 
 /// `heddle bench flexchain-fig1`.
 #[derive(Args, Debug, Clone)]
@@ -129,6 +129,35 @@ pub struct ContentionArguments {
     pub clients: u64,
     #[command(flatten)]
     pub common: FlexchainArguments,
+}
+
+/// `heddle bench elastic`.
+#[derive(Args, Debug, Clone)]
+pub struct ElasticArguments {
+    /// Rises and falls of the load; medians count
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// The largest quota of a compute node, in percent of one processor; the least is half of it
+    #[arg(long, value_name = "PERCENT", default_value_t = 30, value_parser = clap::value_parser!(u32).range(20..=6_400))]
+    pub cpu_percent: u32,
+    /// How long the load is low before it rises, and again after it has fallen, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
+    pub calm: f64,
+    /// How long the load is high, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 14.0, value_parser = seconds)]
+    pub high: f64,
+    /// The epochs of one clustering: how much a transaction computes
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=2_000))]
+    pub epochs: u64,
+    #[command(flatten)]
+    pub common: FlexchainArguments,
+}
+
+impl ElasticArguments {
+    /// What is measured of memory nodes that are lost.
+    pub fn memory_lost(&self) -> MemoryLostArguments {
+        MemoryLostArguments { output: self.common.output.clone(), ..MemoryLostArguments::default() }
+    }
 }
 
 /// `heddle bench flexchain-fig7`.

@@ -123,6 +123,7 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
         BenchCommand::FlexchainFig8a(arguments) => super::flexchain::fig8a(arguments, &stop).await,
         BenchCommand::FlexchainFig8b(arguments) => super::flexchain::fig8b(arguments, &stop).await,
         BenchCommand::Failover(arguments) => super::failover::run(arguments, &stop).await,
+        BenchCommand::Elastic(arguments) => super::elastic::run(arguments, &stop).await,
         BenchCommand::MemoryLost(arguments) => super::memory_lost::run(arguments, &stop).await,
         BenchCommand::ComputePool(arguments) => super::compute_pool::run(arguments, &stop).await,
         BenchCommand::Contention(arguments) => super::contention::run(arguments, &stop).await,

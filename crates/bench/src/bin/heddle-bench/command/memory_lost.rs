@@ -29,7 +29,7 @@ use crate::cli::bench::{BenchRunArguments, MemoryLostArguments};
 use crate::failure::CommandError;
 
 /// The upper bound on the time until the throughput is back.
-const LOST_SECONDS_MAX: f64 = 5.0;
+pub(super) const LOST_SECONDS_MAX: f64 = 5.0;
 /// The part of the throughput that counts as back.
 const RECOVERED: f64 = 0.9;
 /// The time with which the time after a loss is compared.
@@ -106,11 +106,11 @@ async fn move_out(network: &OwnNetwork, compute: &Path) -> Result<[MemoryProcess
 }
 
 /// What the loss of a memory node cost.
-struct LossSample {
+pub(super) struct LossSample {
     what: &'static str,
     tps_before: f64,
     /// Until the throughput was back; the whole time if it never was.
-    lost_seconds: f64,
+    pub(super) lost_seconds: f64,
     /// The throughput of the last seconds that were watched.
     tps_after: f64,
     /// The longest time without a commit.
@@ -152,8 +152,58 @@ async fn lose(
     })
 }
 
+/// What the losses of both memory nodes cost.
+pub(super) struct MemoryLosses {
+    frozen: LossSample,
+    pub(super) killed: LossSample,
+    /// Requests that failed meanwhile.
+    pub(super) failed: u64,
+    /// What the last of them was answered.
+    last_error: Option<String>,
+}
+
+impl MemoryLosses {
+    /// Enters both, and what failed.
+    pub(super) fn rows(&self, figure: &mut Figure) {
+        for LossSample { what, tps_before, lost_seconds, tps_after, pause_ms, slowest_ms } in
+            [&self.frozen, &self.killed]
+        {
+            let numbers = [
+                ("tps_before", *tps_before),
+                ("lost_seconds", *lost_seconds),
+                ("tps_after", *tps_after),
+                ("pause_ms", *pause_ms),
+                ("slowest_ms", *slowest_ms),
+            ];
+            figure.row(&[("memory_node", what)], &numbers);
+        }
+        if let Some(error) = &self.last_error {
+            figure.note(format!("The last failed request: {error}"));
+        }
+    }
+}
+
 pub async fn run(arguments: &MemoryLostArguments, stop: &CancellationToken) -> Result<(), CommandError> {
     let progress = FigureProgress::new();
+    let losses = lose_both(arguments, &progress, stop).await?;
+    drop(progress);
+    let mut figure = Figure::new("memory-lost", "One of two memory nodes of a peer is lost");
+    figure.setting("clients", arguments.clients);
+    figure.setting("records", arguments.records);
+    losses.rows(&mut figure);
+    let bound = Some(RatioBound::AtMost(LOST_SECONDS_MAX));
+    figure.ratio("memory_node_lost_seconds", losses.killed.lost_seconds, bound);
+    figure.ratio("memory_node_frozen_seconds", losses.frozen.lost_seconds, bound);
+    figure.ratio("failed_requests", losses.failed as f64, Some(RatioBound::AtMost(0.0)));
+    show(&figure, &arguments.output)
+}
+
+/// Starts a network, and loses one memory node after the other.
+pub(super) async fn lose_both(
+    arguments: &MemoryLostArguments,
+    progress: &FigureProgress,
+    stop: &CancellationToken,
+) -> Result<MemoryLosses, CommandError> {
     progress.report("starting a network of processes");
     // A quarter of the data is cached, so that most reads go to remote memory.
     let cache_bytes = arguments.records * VALUE_BYTES / 8;
@@ -162,14 +212,13 @@ pub async fn run(arguments: &MemoryLostArguments, stop: &CancellationToken) -> R
          memory_bytes = 268435456\npeer_bytes = 268435456\n"
     );
     let network = OwnNetwork::configured(&config, &["--isolate", "--orgs", "1"], stop).await?;
-    let result = measure(arguments, &network, &progress, stop).await;
+    let result = measure(arguments, &network, progress, stop).await;
     if result.is_err() {
         eprintln!("the network's log ends with:\n{}", network.log());
     }
     progress.report("ending the network");
     network.end().await;
-    drop(progress);
-    show(&result?, &arguments.output)
+    result
 }
 
 async fn measure(
@@ -177,7 +226,7 @@ async fn measure(
     network: &OwnNetwork,
     progress: &FigureProgress,
     stop: &CancellationToken,
-) -> Result<Figure, CommandError> {
+) -> Result<MemoryLosses, CommandError> {
     let compute: PathBuf = folders(network).remove(0);
     progress.report("moving its memory to nodes at TCP addresses");
     let [first, second] = move_out(network, &compute).await?;
@@ -196,26 +245,5 @@ async fn measure(
     let failed = load.failed.load(Ordering::Relaxed);
     let last_error = load.last_error.lock().unwrap_or_else(PoisonError::into_inner).take();
     load.end().await;
-
-    let mut figure = Figure::new("memory-lost", "One of two memory nodes of a peer is lost");
-    figure.setting("clients", arguments.clients);
-    figure.setting("records", arguments.records);
-    for LossSample { what, tps_before, lost_seconds, tps_after, pause_ms, slowest_ms } in [&frozen, &killed] {
-        let numbers = [
-            ("tps_before", *tps_before),
-            ("lost_seconds", *lost_seconds),
-            ("tps_after", *tps_after),
-            ("pause_ms", *pause_ms),
-            ("slowest_ms", *slowest_ms),
-        ];
-        figure.row(&[("memory_node", what)], &numbers);
-    }
-    let bound = Some(RatioBound::AtMost(LOST_SECONDS_MAX));
-    figure.ratio("memory_node_lost_seconds", killed.lost_seconds, bound);
-    figure.ratio("memory_node_frozen_seconds", frozen.lost_seconds, bound);
-    figure.ratio("failed_requests", failed as f64, Some(RatioBound::AtMost(0.0)));
-    if let Some(error) = last_error {
-        figure.note(format!("The last failed request: {error}"));
-    }
-    Ok(figure)
+    Ok(MemoryLosses { frozen, killed, failed, last_error })
 }

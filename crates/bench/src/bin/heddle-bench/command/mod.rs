@@ -2,6 +2,7 @@
 
 mod compute_pool;
 mod contention;
+mod elastic;
 mod etcd;
 mod failover;
 mod fig1;
