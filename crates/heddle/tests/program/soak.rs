@@ -7,16 +7,21 @@
 //!    signatures for their primary.
 //! 2. Clients run YCSB (some on records of their own, some on shared records), SmallBank and assets, and keep the
 //!    acknowledged results.
-//! 3. A seed chooses the disturbances. A process or a peer's primary is killed, or is paused for longer than a lease.
-//!    All processes, including the supervisor, are killed and started again. A peer's budget is changed with
+//! 3. The network is elastic: its manager gives peers quotas, compute nodes and memory, and takes them back.
+//! 4. A seed chooses the disturbances. A process, a peer's primary or the manager is killed, or is paused for longer than a
+//!    lease. All processes, including the supervisor, are killed and started again. A peer's budget is changed with
 //!    `heddle peer memory`. After each disturbance, clients must make progress.
-//! 4. At the end every acknowledged transaction must have the validation code and the block that its client was told.
+//! 5. Now and then nothing is disturbed while a surge and a calm have the manager launch and drain compute nodes: no
+//!    request may fail then, and no process may hold more than in the calm before ([`scaling`]).
+//! 6. At the end every acknowledged transaction must have the validation code and the block that its client was told.
 //!    Every record, the sum of the money, and the history of every asset must agree with the clients' results. Both
 //!    peers must serve the same state. `heddle ledger verify` replays each ledger, one transaction after the other, and
 //!    compares the result with the stored state; the replayed state must also equal the state that the peers served
-//!    before.
+//!    before. No process and no cgroup may be left.
 //!
 //! The seed repeats the disturbances, but not the whole run: the timing of processes and clients varies.
+
+mod scaling;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -29,12 +34,14 @@ use base::Bytes;
 use base::rt::simulation::Prng;
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
-use gateway::client::GatewayClient;
+use gateway::client::{GatewayClient, GrpcStatus};
 use node::control::request_node;
 use node::{Endpoints, Ready};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
+use self::scaling::{Leaks, Scaled};
 use crate::support::load::connect;
+use crate::support::processes::send;
 use crate::support::{Network, run, text};
 
 const ORGANIZATIONS: usize = 2;
@@ -55,6 +62,14 @@ const SOME: usize = 20;
 const STANDSTILL: Range<Duration> = Duration::from_millis(60)..Duration::from_millis(2_500);
 const PAUSE: Duration = Duration::from_millis(30);
 const ASKED_AT_ONCE: usize = 16;
+/// The pause of a client after each transaction when it is calm.
+const CALM_PAUSE: Duration = Duration::from_millis(400);
+/// Disturbances between two times without any, in which peers are scaled.
+const DISTURBANCES: usize = 25;
+/// A soak of this length must have seen both.
+const LONG_MINUTES: f64 = 8.0;
+/// By these words a gateway says that the contract has rejected a proposal.
+const CONTRACT_REJECTION: &str = "chaincode response";
 
 const CONFIG: &str = "\
 [network]
@@ -63,7 +78,7 @@ organizations = [\"Org1\", \"Org2\"]
 timeout_ms = 50
 [pool]
 section_bytes = 1048576
-memory_bytes = 41943040
+memory_bytes = 32505856
 peer_bytes = 16777216
 metadata_cache_bytes = 262144
 data_cache_bytes = 1048576
@@ -93,8 +108,17 @@ struct Record {
 struct Load {
     told: Arc<Mutex<Told>>,
     count: Arc<AtomicUsize>,
+    pace: Arc<Pace>,
     stop: Arc<AtomicBool>,
     clients: tokio::task::JoinSet<()>,
+}
+
+/// How busy the clients are, and what failed.
+#[derive(Default)]
+struct Pace {
+    is_calm: AtomicBool,
+    /// When requests failed and what they were answered, without those that a contract rejected.
+    failures: Mutex<Vec<(Instant, String)>>,
 }
 
 /// One client at work.
@@ -103,6 +127,7 @@ struct Worker {
     number: usize,
     rng: Prng,
     told: Arc<Mutex<Told>>,
+    pace: Arc<Pace>,
     connected: Option<(GatewayClient, String)>,
 }
 
@@ -125,7 +150,11 @@ impl Worker {
                 }
                 Some((committed.tx_id, is_valid))
             }
-            Err(_) => {
+            Err(status) => {
+                if !is_rejected_by_contract(&status) {
+                    let failed = format!("client {}: {contract} {function}: {status}", self.number);
+                    self.pace.failures.lock().expect("no holder panics").push((Instant::now(), failed));
+                }
                 // Committed or not; its gateway may be another process by now.
                 self.connected = None;
                 tokio::time::sleep(PAUSE).await;
@@ -205,8 +234,16 @@ impl Worker {
                 _ => self.payment().await,
             };
             count.fetch_add(usize::from(committed), Ordering::Relaxed);
+            if self.pace.is_calm.load(Ordering::Relaxed) {
+                tokio::time::sleep(CALM_PAUSE).await;
+            }
         }
     }
+}
+
+fn is_rejected_by_contract(status: &GrpcStatus) -> bool {
+    let messages = status.details.iter().map(|detail| &detail.message).chain([&status.message]);
+    messages.into_iter().any(|message| message.contains(CONTRACT_REJECTION))
 }
 
 impl Load {
@@ -214,13 +251,15 @@ impl Load {
         let mut load = Load {
             told: Arc::default(),
             count: Arc::default(),
+            pace: Arc::default(),
             stop: Arc::default(),
             clients: tokio::task::JoinSet::new(),
         };
         for number in 0..CLIENTS {
             let rng = Prng::new(rng.number());
             let told = load.told.clone();
-            let worker = Worker { dir: dir.to_path_buf(), number, rng, told, connected: None };
+            let pace = load.pace.clone();
+            let worker = Worker { dir: dir.to_path_buf(), number, rng, told, pace, connected: None };
             load.clients.spawn(worker.work(load.count.clone(), load.stop.clone()));
         }
         load
@@ -228,6 +267,16 @@ impl Load {
 
     fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// Has clients pause after each transaction, or no longer.
+    fn calm(&self, is_calm: bool) {
+        self.pace.is_calm.store(is_calm, Ordering::Relaxed);
+    }
+
+    /// What failed so far.
+    fn failures(&self) -> Vec<(Instant, String)> {
+        self.pace.failures.lock().expect("no holder panics").clone()
     }
 
     /// Waits until clients make progress.
@@ -246,12 +295,6 @@ impl Load {
         }
         std::mem::take(&mut *self.told.lock().expect("no holder panics"))
     }
-}
-
-fn send(process: u32, signal: Signal) {
-    let pid = Pid::from_raw(i32::try_from(process).expect("a process's number")).expect("not zero");
-    // It may have ended by itself because another process has.
-    let _ = kill_process(pid, signal);
 }
 
 /// How often each disturbance happened.
@@ -279,7 +322,8 @@ fn change_budget(dir: &Path, rng: &mut Prng, done: &mut Done, budgets: &mut [u64
     let output = run(&arguments);
     let said = text(&output);
     if output.status.success() {
-        assert!(said.contains(&format!("{wanted} MiB, {wanted} sections")), "{said}");
+        // The manager may have changed it since.
+        assert!(said.contains(" sections"), "{said}");
         match wanted > budgets[organization] {
             true => done.raised += 1,
             false => done.lowered += 1,
@@ -314,14 +358,16 @@ async fn primary(dir: &Path, organization: usize, known: &[Ready]) -> Option<Rea
     None
 }
 
-/// A process to be disturbed: a primary in one of two cases.
-async fn victim(dir: &Path, rng: &mut Prng) -> Ready {
+/// A process to be disturbed, and its name: the manager in one of six cases, else a primary in one of two.
+async fn victim(dir: &Path, rng: &mut Prng) -> (String, u32) {
     let known = Endpoints::load(dir).expect("the network has said where it is").processes;
     let (any, organization) = (rng.pick(&known).clone(), 1 + rng.index(ORGANIZATIONS));
-    if rng.one_in(2) {
-        return any;
+    let (is_manager, is_any) = (rng.one_in(6), rng.one_in(2));
+    if let Some(process) = scaling::manager_process(dir).filter(|_| is_manager) {
+        return ("manager".to_owned(), process);
     }
-    primary(dir, organization, &known).await.unwrap_or(any)
+    let chosen = if is_any { any } else { primary(dir, organization, &known).await.unwrap_or(any) };
+    (chosen.name, chosen.process)
 }
 
 async fn evaluate(
@@ -395,38 +441,40 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
     let nodes = number("HEDDLE_SOAK_COMPUTE_NODES").map_or(drawn, |nodes| nodes as u64);
     println!("soak: {nodes} compute nodes a peer");
     std::fs::write(&config, format!("{CONFIG}compute_nodes = {nodes}\n")).expect("it can be written");
-    let mut network = Network::start(&dir, &["--isolate", "--config", &config.display().to_string()]);
+    let mut network = Network::start(&dir, &["--elastic", "--config", &config.display().to_string()]);
     {
         let client = network.client(1).await;
         let call = ["0".to_owned(), CUSTOMERS.to_string(), BALANCE.to_string(), BALANCE.to_string()].map(Bytes::from);
         let loaded = client.transact(&network.endpoints.channel, "smallbank", "load", &call).await;
         assert!(loaded.expect("it is committed").commit.is_valid());
     }
+    scaling::prepare(&dir).await;
     let load = Load::start(&dir, &mut rng);
     load.progress("at first").await;
+    let (mut scaled, mut leaks, mut disturbances) = (Scaled::default(), Leaks::default(), 0);
     let (start, mut done, mut budgets) = (Instant::now(), Done::default(), [16; ORGANIZATIONS]);
     while start.elapsed().as_secs_f64() < 60.0 * minutes {
         tokio::time::sleep(rng.duration(&(Duration::from_millis(200)..Duration::from_secs(4)))).await;
         let what = match rng.below(20) {
             0..=8 => {
-                let process = victim(&dir, &mut rng).await;
-                send(process.process, Signal::KILL);
-                *done.kills.entry(process.name.clone()).or_default() += 1;
-                format!("{} is killed", process.name)
+                let (name, process) = victim(&dir, &mut rng).await;
+                send(process, Signal::KILL);
+                *done.kills.entry(name.clone()).or_default() += 1;
+                format!("{name} is killed")
             }
             10..=13 => {
-                let (process, time) = (victim(&dir, &mut rng).await, rng.duration(&STANDSTILL));
-                send(process.process, Signal::STOP);
+                let ((name, process), time) = (victim(&dir, &mut rng).await, rng.duration(&STANDSTILL));
+                send(process, Signal::STOP);
                 tokio::time::sleep(time).await;
-                send(process.process, Signal::CONT);
-                *done.standstills.entry(process.name.clone()).or_default() += 1;
-                format!("{} stood still for {} ms", process.name, time.as_millis())
+                send(process, Signal::CONT);
+                *done.standstills.entry(name.clone()).or_default() += 1;
+                format!("{name} stood still for {} ms", time.as_millis())
             }
             9 => {
                 let all = Endpoints::load(&dir).expect("the network has said where it is").processes;
                 network.kill();
                 all.iter().for_each(|process| send(process.process, Signal::KILL));
-                network = Network::start(&dir, &["--isolate"]);
+                network = Network::start(&dir, &["--elastic"]);
                 done.all_killed += 1;
                 "everything is killed and started again".to_owned()
             }
@@ -434,7 +482,17 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
         };
         println!("soak: {:>4.0} s, {} committed; {what}", start.elapsed().as_secs_f64(), load.count());
         load.progress(&format!("seed {seed}: {what}")).await;
+        leaks.note_groups(&dir);
+        disturbances += 1;
+        if disturbances % DISTURBANCES == 0 {
+            scaling::scale(&dir, &load, &mut scaled, seed).await;
+            leaks.compare(&dir, network.endpoints.process, seed);
+            load.calm(false);
+        }
     }
+    println!("soak: {scaled:?}");
+    let has_scaled = scaled.launched > 0 && scaled.drained > 0;
+    assert!(has_scaled || minutes < LONG_MINUTES, "seed {seed}: no peer was scaled: {scaled:?}");
     let count = load.count();
     let told = load.end().await;
     println!("soak: {count} committed, {done:?}");
@@ -466,7 +524,9 @@ async fn everything_is_there_after_kills_and_changes_of_memory() {
             println!("{}", text(&shown));
         }
     }
+    leaks.note_groups(&dir);
     network.down();
+    leaks.nothing_left(&dir, seed);
     let verify = run(&["ledger", "verify", "--dir", &dir.display().to_string()]);
     println!("{}", text(&verify));
     assert!(verify.status.success(), "seed {seed}: {}", text(&verify));
