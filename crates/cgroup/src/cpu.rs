@@ -1,43 +1,20 @@
 //! A group whose processes have a quota of processor time.
 
-use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::group::{self, CgroupError, write_existing};
 use crate::mounts::{CgroupMount, CgroupVersion};
+
+/// The controller of this module.
+const CPU: &str = "cpu";
 
 /// The period of the quotas that are set here. It bounds how long a process stands still when its quota is used up.
 pub const PERIOD: Duration = Duration::from_millis(10);
 /// The least quota, in percent of one processor: the kernel accepts no quota below a millisecond.
 pub const PERCENT_MIN: u32 = 10;
-/// The most attempts to remove a group that its processes have just left.
-const REMOVALS_MAX: u32 = 100;
-const REMOVAL_PAUSE: Duration = Duration::from_millis(10);
-
-/// Why no group could be made.
-#[derive(Debug)]
-pub struct CgroupError(
-    /// Each attempt: a folder and its error.
-    Vec<(PathBuf, io::Error)>,
-);
-
-impl fmt::Display for CgroupError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0.is_empty() {
-            return f.write_str("no cgroup file system with a cpu controller is mounted");
-        }
-        for (number, (folder, error)) in self.0.iter().enumerate() {
-            let separator = if number > 0 { ", " } else { "" };
-            write!(f, "{separator}{}: {error}", folder.display())?;
-        }
-        Ok(())
-    }
-}
-
-impl std::error::Error for CgroupError {}
-
 /// A control group with a quota of processor time.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CpuGroup {
@@ -54,26 +31,11 @@ impl CpuGroup {
     /// # Errors
     /// No group may be made in any place.
     pub fn make(name: &str) -> Result<CpuGroup, CgroupError> {
-        let mut tried = Vec::new();
-        for mount in CgroupMount::of_machine("cpu") {
-            for place in mount.places() {
-                let within = place.join(name);
-                match CpuGroup::make_in(&mount, &within) {
-                    Ok(group) => return Ok(group),
-                    Err(error) => tried.push((mount.root.join(within), error)),
-                }
-            }
-        }
-        Err(CgroupError(tried))
+        group::make(CPU, name, CpuGroup::make_in)
     }
 
     fn make_in(mount: &CgroupMount, within: &Path) -> io::Result<CpuGroup> {
-        let folder = mount.root.join(within);
-        make_empty(&folder)?;
-        if let (CgroupVersion::Two, Some(parent)) = (mount.version, folder.parent()) {
-            // If the controller is not on and this may not turn it on, setting a quota fails below.
-            let _ = write_existing(&parent.join("cgroup.subtree_control"), "+cpu");
-        }
+        let folder = group::make_folder(CPU, mount, within)?;
         let mut group = CpuGroup { version: mount.version, counted: None, folder };
         let prepared = group.set_quota(None).and_then(|()| group.count_beside(within));
         if let Err(error) = prepared {
@@ -92,7 +54,7 @@ impl CpuGroup {
         let counting = counting.into_iter().find(|mount| mount.version == CgroupVersion::One);
         if let Some(counting) = counting {
             let folder = counting.root.join(within);
-            make_empty(&folder)?;
+            group::make_empty(&folder)?;
             self.counted = Some(folder);
         }
         Ok(())
@@ -100,14 +62,14 @@ impl CpuGroup {
 
     /// The nearest group with a quota around this process.
     pub fn around_process() -> Option<CpuGroup> {
-        let mounts = CgroupMount::of_machine("cpu");
+        let mounts = CgroupMount::of_machine(CPU);
         mounts.iter().find_map(|mount| CpuGroup::around_place(mount, &CgroupMount::of_machine("cpuacct")))
     }
 
     /// The nearest group with a quota around another process of this machine.
     pub fn around(process: u32) -> Option<CpuGroup> {
         let process = process.to_string();
-        let mounts = CgroupMount::of_process("cpu", &process);
+        let mounts = CgroupMount::of_process(CPU, &process);
         let counting = CgroupMount::of_process("cpuacct", &process);
         mounts.iter().find_map(|mount| CpuGroup::around_place(mount, &counting))
     }
@@ -130,6 +92,11 @@ impl CpuGroup {
             CgroupVersion::Two => "cgroup v2 (cpu.max)",
             CgroupVersion::One => "cgroup v1 (cpu.cfs_quota_us)",
         }
+    }
+
+    /// Its version.
+    pub(crate) fn version(&self) -> CgroupVersion {
+        self.version
     }
 
     /// Its folder, which names it on this machine.
@@ -206,72 +173,20 @@ impl CpuGroup {
     }
 
     /// Removes the group, whose processes have ended or end now. Waits for them up to a second, blocking.
-    #[allow(clippy::disallowed_methods, reason = "its callers are benchmarks, outside of any simulation")]
     pub fn remove(&self) {
-        for folder in [Some(&self.folder), self.counted.as_ref()].into_iter().flatten() {
-            for _ in 0..REMOVALS_MAX {
-                if fs::remove_dir(folder).is_ok() || !folder.exists() {
-                    break;
-                }
-                std::thread::sleep(REMOVAL_PAUSE);
-            }
-        }
+        [Some(&self.folder), self.counted.as_ref()].into_iter().flatten().for_each(|folder| group::remove(folder));
     }
 
     /// Moves this process to the group above and removes the group. If others are in it, it stays.
     pub fn leave(&self) {
-        for folder in [Some(&self.folder), self.counted.as_ref()].into_iter().flatten() {
-            if let Some(above) = folder.parent() {
-                // Where that is not allowed, the group stays until another process of its name takes it.
-                let _ = write_existing(&above.join("cgroup.procs"), &std::process::id().to_string());
-                let _ = fs::remove_dir(folder);
-            }
-        }
+        [Some(&self.folder), self.counted.as_ref()].into_iter().flatten().for_each(|folder| group::leave(folder));
     }
-}
-
-/// Makes a group's folder, or takes one that is there and has no processes.
-fn make_empty(folder: &Path) -> io::Result<()> {
-    match fs::create_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            let processes = fs::read_to_string(folder.join("cgroup.procs"))?;
-            match processes.trim().is_empty() {
-                true => Ok(()),
-                false => Err(io::Error::new(io::ErrorKind::AlreadyExists, "it has processes of others")),
-            }
-        }
-        made => made,
-    }
-}
-
-/// Writes to an existing file: a missing file means a missing controller.
-fn write_existing(path: &Path, text: &str) -> io::Result<()> {
-    let file = fs::OpenOptions::new().write(true).open(path);
-    let mut file = file.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
-    io::Write::write_all(&mut file, text.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Hierarchy(tempfile::TempDir);
-
-    impl Hierarchy {
-        fn new() -> Hierarchy {
-            Hierarchy(tempfile::tempdir().expect("a temporary folder"))
-        }
-
-        fn write(&self, path: &str, text: &str) {
-            let path = self.0.path().join(path);
-            fs::create_dir_all(path.parent().expect("it has one")).expect("a folder");
-            fs::write(path, text).expect("a file");
-        }
-
-        fn mount(&self, version: CgroupVersion, root: &str, own: &str) -> CgroupMount {
-            CgroupMount { version, root: self.0.path().join(root), own: own.into() }
-        }
-    }
+    use crate::group::tests::Hierarchy;
 
     #[test]
     fn the_nearest_quota_is_found_in_version_2() {
@@ -322,15 +237,5 @@ mod tests {
         assert_eq!(one.quota(), Some(1.5));
         let missing = group(CgroupVersion::Two, "three").set_quota(None).expect_err("no controller");
         assert!(missing.to_string().contains("cpu.max"), "{missing}");
-    }
-
-    #[test]
-    fn a_group_with_processes_is_not_taken() {
-        let files = Hierarchy::new();
-        files.write("free/cgroup.procs", "\n");
-        files.write("taken/cgroup.procs", "17\n");
-        make_empty(&files.0.path().join("free")).expect("nobody is in it");
-        let error = make_empty(&files.0.path().join("taken")).expect_err("somebody is in it");
-        assert!(error.to_string().contains("processes"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Control groups of Linux that limit processor time, versions 1 and 2 behind one interface.
+//! Control groups of Linux that limit processor time and memory, versions 1 and 2 behind one interface.
 //!
 //! ```
 //! use cgroup::CpuGroup;
@@ -15,17 +15,23 @@
 //! * A group is made below the group of this process or, where that is not allowed, below its parent or the root.
 //! * A quota holds for all processes of the group together. In each [`PERIOD`] the kernel lets them run for the given share of
 //!   processor time, and then suspends them for the rest.
-//! * Nothing is left behind by [`CpuGroup::remove`], nor by a group that could not be made.
+//! * A limit of memory counts page cache, and leaves nothing for swap ([`MemoryGroup`]).
+//! * Nothing is left behind by `remove`, nor by a group that could not be made.
 //!
 //! # What it needs around it
-//! The file systems `cgroup2`, or `cgroup` with the controller `cpu` (and `cpuacct`, for the time used), as Linux mounts them.
+//! The file systems `cgroup2`, or `cgroup` with the controllers `cpu` (and `cpuacct`, for the time used) and `memory`, as Linux
+//! mounts them.
 //! On other systems no group can be made, and none is found.
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power"))]
 #![deny(missing_docs)]
 
 mod cpu;
+mod group;
+mod memory;
 mod mounts;
-mod process_quota;
+mod process_limits;
 
-pub use cpu::{CgroupError, CpuGroup, PERCENT_MIN, PERIOD};
-pub use process_quota::ProcessQuota;
+pub use cpu::{CpuGroup, PERCENT_MIN, PERIOD};
+pub use group::CgroupError;
+pub use memory::{MEMORY_BYTES_MIN, MemoryGroup};
+pub use process_limits::{LimitedProcess, ProcessLimits};

@@ -597,6 +597,8 @@ mod tests {
                 "[pool]\ncompute_cpu_percent = 9",
                 "pool.compute_cpu_percent is 9; it must be from 10 to 100000, or 0 for no quota",
             ),
+            ("[pool]\nstorage_memory_bytes = 1000", "pool.storage_memory_bytes is 1000; it must be from 16777216 to"),
+            ("[pool]\nlink_latency_us = 10001", "pool.link_latency_us is 10001; it must be at most 10000"),
             ("[pool]\ncompute_nodes = 65", "pool.compute_nodes is 65; it must be from 1 to 64"),
             (
                 "[pool]\ncompute_nodes = 2\nform = \"monolithic\"",

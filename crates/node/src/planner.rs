@@ -318,6 +318,11 @@ impl Planner<'_> {
             log: config.log.clone(),
             crypto: config.crypto.clone(),
             metrics: SocketAddr::new(config.ports.metrics_host, metrics_port),
+            memory_limit_bytes: match process.role {
+                ProcessRole::Compute => config.pool.compute_memory_bytes,
+                ProcessRole::Storage => config.pool.storage_memory_bytes,
+                ProcessRole::Memory | ProcessRole::Orderer | ProcessRole::Gateway => 0,
+            },
             // On one machine the traffic needs no protection.
             tcp_tls: matches!(self.placement, Placement::Hosts { .. }).then_some(config.pool.tls),
             memory: None,
@@ -503,6 +508,7 @@ impl Planner<'_> {
             data_cache_bytes: config.pool.data_cache_bytes,
             evict_above_percent: config.pool.evict_above_percent,
             evict_to_percent: config.pool.evict_to_percent,
+            link_latency_us: config.pool.link_latency_us,
             delta_bytes: config.storage.delta_bytes,
             memory: at
                 .memory

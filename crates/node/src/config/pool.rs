@@ -105,6 +105,11 @@ const SPOT_CHECK_ONE_IN_MAX: u32 = 1 << 20;
 /// The largest quota of processor time: a thousand processors.
 const CPU_PERCENT_MAX: u32 = 100_000;
 
+/// The largest limit of a process's memory.
+const MEMORY_LIMIT_BYTES_MAX: u64 = 1 << 50;
+/// The longest latency of a link to memory.
+const LINK_LATENCY_US_MAX: u64 = 10_000;
+
 /// The form of peers, and the memory that they share.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -123,6 +128,10 @@ pub struct PoolConfig {
     pub compute_nodes: usize,
     /// The quota of processor time of each compute-node process, in percent of one processor; 0 is none.
     pub compute_cpu_percent: u32,
+    /// The memory of each compute-node process in bytes, the page cache of its files included; 0 is no limit.
+    pub compute_memory_bytes: u64,
+    /// The same of each storage-node process.
+    pub storage_memory_bytes: u64,
     /// Whether the primary has followers verify signatures.
     #[serde(alias = "borrow")]
     pub offload: OffloadSetting,
@@ -136,6 +145,8 @@ pub struct PoolConfig {
     pub section_bytes: u64,
     /// Bytes that each peer may take.
     pub peer_bytes: u64,
+    /// The latency of a link to memory that each access of a process is given, in microseconds; 0 is none.
+    pub link_latency_us: u64,
     /// Bytes of a peer's cache of versions and addresses.
     pub metadata_cache_bytes: usize,
     /// Bytes of a peer's cache of records.
@@ -156,12 +167,15 @@ impl Default for PoolConfig {
             storage_nodes: 0,
             compute_nodes: 1,
             compute_cpu_percent: 0,
+            compute_memory_bytes: 0,
+            storage_memory_bytes: 0,
             offload: OffloadSetting::default(),
             spot_check_one_in: SPOT_CHECK_ONE_IN,
             validation: ValidationSetting::default(),
             memory_bytes: 1 << 30,
             section_bytes: pool::SECTION_BYTES_DEFAULT,
             peer_bytes: 256 << 20,
+            link_latency_us: 0,
             metadata_cache_bytes: 32 << 20,
             data_cache_bytes: 128 << 20,
             evict_above_percent: evict_above_percent(),
@@ -197,6 +211,9 @@ impl PoolConfig {
             return Err(("pool.compute_nodes", problem));
         }
         check_cpu_percent("pool.compute_cpu_percent", self.compute_cpu_percent)?;
+        check_memory_limit("pool.compute_memory_bytes", self.compute_memory_bytes)?;
+        check_memory_limit("pool.storage_memory_bytes", self.storage_memory_bytes)?;
+        check_latency("pool.link_latency_us", self.link_latency_us)?;
         check_spot_check("pool.spot_check_one_in", self.spot_check_one_in)?;
         check_section("pool.section_bytes", self.section_bytes)?;
         check_budget("pool.memory_bytes", self.memory_bytes, self.section_bytes)?;
@@ -227,6 +244,25 @@ pub(crate) fn check_cpu_percent(key: &'static str, percent: u32) -> Result<(), (
             let least = cgroup::PERCENT_MIN;
             Err((key, format!("is {percent}; it must be from {least} to {CPU_PERCENT_MAX}, or 0 for no quota")))
         }
+    }
+}
+
+/// Checks a limit of memory.
+pub(crate) fn check_memory_limit(key: &'static str, bytes: u64) -> Result<(), (&'static str, String)> {
+    match bytes == 0 || (cgroup::MEMORY_BYTES_MIN..=MEMORY_LIMIT_BYTES_MAX).contains(&bytes) {
+        true => Ok(()),
+        false => {
+            let least = cgroup::MEMORY_BYTES_MIN;
+            Err((key, format!("is {bytes}; it must be from {least} to {MEMORY_LIMIT_BYTES_MAX}, or 0 for no limit")))
+        }
+    }
+}
+
+/// Checks the latency of a link.
+pub(crate) fn check_latency(key: &'static str, microseconds: u64) -> Result<(), (&'static str, String)> {
+    match microseconds <= LINK_LATENCY_US_MAX {
+        true => Ok(()),
+        false => Err((key, format!("is {microseconds}; it must be at most {LINK_LATENCY_US_MAX}"))),
     }
 }
 

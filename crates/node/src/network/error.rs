@@ -147,13 +147,14 @@ pub enum NodeError {
     /// No compute node can be added.
     #[error("{0}")]
     Joining(String),
-    /// A compute node cannot limit its processor time.
+    /// A process cannot limit its processor time or its memory.
     #[error(
-        "the quota of compute.cpu_percent (pool.compute_cpu_percent in the network's configuration) needs a cgroup, and none can \
-         be made: {0}; run as root or in a cgroup that is delegated to you with its cpu controller (such as `systemd-run --user \
-         --scope -p Delegate=yes`), or set it to 0"
+        "the limits compute.cpu_percent and memory_limit_bytes (pool.compute_cpu_percent, pool.compute_memory_bytes and \
+         pool.storage_memory_bytes in the network's configuration) need a cgroup, and none can be made: {0}; run as root or in a \
+         cgroup that is delegated to you with its cpu and memory controllers (such as `systemd-run --user --scope \
+         -p Delegate=yes`), or set them to 0"
     )]
-    Quota(String),
+    Limits(String),
     /// A port that the command line names.
     #[error("cannot listen on {address}: {source}; stop what listens there, or name another address with --listen")]
     Listen {
@@ -197,7 +198,7 @@ impl NodeError {
             | NodeError::NoPort { .. }
             | NodeError::Orderers(_)
             | NodeError::Joining(_)
-            | NodeError::Quota(_)
+            | NodeError::Limits(_)
             | NodeError::SocketPath(_) => ErrorKind::Rejected,
             NodeError::Provider { source, .. } => source.kind(),
             NodeError::Pool { source, .. } => source.kind(),

@@ -22,6 +22,8 @@ use ledger::{Block, ChannelConfig};
 use private_data::MemberPeers;
 use replica::NODES_MAX;
 use replica::load::NodeAddresses;
+use rma::Provider;
+use rma::shaped::{ShapedProvider, ShapingConfig};
 use rma::tcp::TcpTls;
 use rules::definitions::ContractDefinitions;
 use state::DisaggregatedConfig;
@@ -67,6 +69,18 @@ pub(super) struct StartedRole {
     pub(super) address: String,
 }
 
+/// Bytes a second of a link whose latency is set: 56 Gbit/s, as in FlexChain's evaluation (section 6.1).
+const LINK_BYTES_PER_SECOND: u64 = 56_000_000_000 / 8;
+
+/// The providers, as slow as a link of this latency to memory.
+fn shaped(providers: SchemeProviders, latency_us: u64) -> Arc<dyn Provider> {
+    let (inner, latency) = (Arc::new(providers), Duration::from_micros(latency_us));
+    match latency_us {
+        0 => inner,
+        _ => Arc::new(ShapedProvider::new(inner, ShapingConfig { latency, bytes_per_second: LINK_BYTES_PER_SECOND })),
+    }
+}
+
 /// Where a compute node finds memory and storage.
 fn remote_backends(
     compute: &file::ComputeFile,
@@ -81,7 +95,7 @@ fn remote_backends(
     RemoteBackends {
         storage: section.storage.clone(),
         owner: section.owner.clone(),
-        provider: Arc::new(providers),
+        provider: shaped(providers, section.link_latency_us),
         donors: donors.map(file::DonorFile::donor).collect(),
         section_bytes: section.section_bytes,
         budget_bytes: section.peer_bytes,

@@ -15,6 +15,7 @@ use std::path::Path;
 use replica::CANDIDATES_MAX;
 use serde::{Deserialize, Serialize};
 
+use super::sections;
 pub use super::sections::{
     ChaincodePortFile, ComputeFile, DonorFile, GatewayFile, JoiningFile, LocalStoresFile, MemoryFile, OrderLogFile,
     OrdererFile, PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
@@ -73,6 +74,9 @@ pub struct NodeFile {
     pub crypto: CryptoConfig,
     /// Where metrics and health are served over HTTP; port 0 takes any free one.
     pub metrics: SocketAddr,
+    /// The memory that it may use, in bytes, the page cache of its files included; 0 is no limit.
+    #[serde(default, skip_serializing_if = "sections::is_zero_bytes")]
+    pub memory_limit_bytes: u64,
     /// Whether connections of this process at `tcp:` addresses use mutual TLS; the same at all processes of a network.
     /// If the key is missing, the plan was made by a release that issued no certificates for these connections.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -186,8 +190,12 @@ impl NodeFile {
                 return Err(("storage.others", problem));
             }
         }
+        pool::check_memory_limit("memory_limit_bytes", self.memory_limit_bytes)?;
         if let Some(compute) = &self.compute {
             pool::check_cpu_percent("compute.cpu_percent", compute.cpu_percent)?;
+            if let Some(pooled) = &compute.pooled {
+                pool::check_latency("compute.pooled.link_latency_us", pooled.link_latency_us)?;
+            }
         }
         if let Some(orderer) = &self.orderer {
             check_outer_address("orderer.blocks_address", &orderer.blocks_address)?;

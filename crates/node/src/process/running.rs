@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use base::rt::CancellationToken;
-use cgroup::ProcessQuota;
+use cgroup::{LimitedProcess, ProcessLimits};
 use identity::issue::TlsIdentity;
 use tokio::task::JoinHandle;
 
@@ -29,7 +29,7 @@ pub struct Process {
     services: Services,
     tasks: Vec<JoinHandle<()>>,
     /// Left when everything else has stopped.
-    _quota: Option<ProcessQuota>,
+    _limits: LimitedProcess,
 }
 
 impl Process {
@@ -48,10 +48,14 @@ impl Process {
         let folder = folder.parent().map(Path::to_path_buf).unwrap_or_default();
         // Before the role measures how busy it is.
         let percent = file.compute.as_ref().map_or(0, |compute| compute.cpu_percent);
+        let limits = ProcessLimits {
+            cpu_percent: Some(percent).filter(|percent| *percent > 0),
+            memory_bytes: Some(file.memory_limit_bytes).filter(|bytes| *bytes > 0),
+        };
         // Named after the process and its folder, so that the next start takes what a killed process left behind.
         let inode = std::fs::metadata(&folder).map_err(NodeError::file("reading", &folder))?.ino();
-        let quota = (percent > 0).then(|| ProcessQuota::enter(&format!("heddle-{}-{inode:x}", file.name), percent));
-        let quota = quota.transpose().map_err(NodeError::Quota)?;
+        let limits = LimitedProcess::enter(&format!("heddle-{}-{inode:x}", file.name), limits);
+        let limits = limits.map_err(NodeError::Limits)?;
         file.crypto.use_in_process().map_err(NodeError::Crypto)?;
         let listener = ports::bind(file.metrics, "metrics").await?;
         let metrics_address = ports::local(&listener);
@@ -90,7 +94,7 @@ impl Process {
             address: started.address,
             metrics: metrics_address,
         };
-        Ok(Process { folder, ready, kind: started.kind, stop, services, tasks, _quota: quota })
+        Ok(Process { folder, ready, kind: started.kind, stop, services, tasks, _limits: limits })
     }
 
     /// Its role and its addresses.

@@ -291,6 +291,11 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+pub(super) fn is_zero_bytes(number: &u64) -> bool {
+    *number == 0
+}
+
 fn packages() -> PathBuf {
     PACKAGES_FOLDER.into()
 }
@@ -361,6 +366,9 @@ pub struct PooledFile {
     /// Percent of the memory that eviction leaves in use.
     #[serde(default = "pool::evict_to_percent")]
     pub evict_to_percent: u8,
+    /// The latency of a link to memory that each access is given, in microseconds; 0 is none. For measurements.
+    #[serde(default, skip_serializing_if = "is_zero_bytes")]
+    pub link_latency_us: u64,
     /// The memory nodes that give memory.
     pub memory: Vec<DonorFile>,
 }
