@@ -91,7 +91,7 @@ impl KeyChoice {
 }
 
 /// Exponents that [`KeyChoice::Zipf`] may have.
-pub const ZIPF_EXPONENTS: std::ops::Range<f64> = 0.01..1.0;
+pub const ZIPF_EXPONENTS: std::ops::RangeInclusive<f64> = 0.01..=4.0;
 
 /// `0..total` in chunks of at most `step`, as (start, count).
 fn chunks(total: u64, step: u64) -> impl Iterator<Item = (u64, u64)> {

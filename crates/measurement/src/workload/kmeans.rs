@@ -1,14 +1,16 @@
 //! Food distribution: clients update profiles, and cluster them to decide the distribution (FlexChain, section 6.1).
 //!
 //! Five percent of the transactions are `updateProfile`, which only writes. The others are `getFood`, which reads profiles,
-//! clusters them and writes the result. Both choose ids uniformly. `k`, epochs, dimensions and threshold are the paper's
+//! clusters them and writes the result. Both choose ids uniformly, or by Zipf's law. A clustering then reads profiles of the first
+//! of a population whose size is drawn by the same law, and is at least the number of points, which are different profiles. `k`, epochs, dimensions and threshold are the paper's
 //! (section 6.2). The paper does not give the number of points that one clustering reads.
 
 use contract::contracts::kmeans::{COORDINATES_MAX, LOAD_PROFILES_MAX};
 use serde_json::{Map, Value};
 
-use super::{CallGenerator, ContractCall, Workload, chunks};
+use super::{CallGenerator, ContractCall, KeyChoice, Workload, chunks};
 use crate::random::Random;
+use crate::zipf::Zipf;
 
 /// Profiles that one call loads: small blocks of work, so that progress shows.
 const LOAD_STEP: u64 = 500;
@@ -30,6 +32,8 @@ pub struct KMeans {
     pub threshold: f64,
     /// How many of a hundred transactions are updates.
     pub updates_percent: u64,
+    /// How profiles are chosen.
+    pub choice: KeyChoice,
     /// Fixes the loaded profiles.
     pub seed: u64,
 }
@@ -44,6 +48,7 @@ impl Default for KMeans {
             dimensions: 100,
             threshold: 0.01,
             updates_percent: 5,
+            choice: KeyChoice::Uniform,
             seed: 1,
         }
     }
@@ -67,6 +72,7 @@ impl Workload for KMeans {
             ("dimensions".to_owned(), self.dimensions.into()),
             ("threshold".to_owned(), self.threshold.into()),
             ("updates_percent".to_owned(), self.updates_percent.into()),
+            ("choice".to_owned(), self.choice.to_json()),
         ])
     }
 
@@ -80,23 +86,29 @@ impl Workload for KMeans {
     }
 
     fn generator(&self, _client: usize, random: Random) -> Box<dyn CallGenerator> {
-        Box::new(KMeansClient { random, parameters: self.clone() })
+        Box::new(KMeansClient { random, ids: self.choice.over(self.profiles), parameters: self.clone() })
     }
 }
 
 struct KMeansClient {
     random: Random,
+    ids: Zipf,
     parameters: KMeans,
 }
 
 impl CallGenerator for KMeansClient {
     fn next(&mut self) -> ContractCall {
-        let KMeans { profiles, points, clusters, epochs, dimensions, threshold, updates_percent, .. } = self.parameters;
-        let id = self.random.below(profiles).to_string();
+        let KMeans { profiles, points, clusters, epochs, dimensions, threshold, updates_percent, choice, .. } =
+            self.parameters;
+        let id = self.ids.draw(&mut self.random).to_string();
         if self.random.percent(updates_percent) {
             let coordinates: Vec<String> = (0..dimensions).map(|_| format!("{:.6}", self.random.unit())).collect();
             return ContractCall::new("updateProfile", [id, coordinates.join(",")]);
         }
+        let population = match choice {
+            KeyChoice::Uniform => profiles,
+            KeyChoice::Zipf(_) => (self.ids.draw(&mut self.random) + 1).max(points),
+        };
         let seed = self.random.draw() >> 1;
         let arguments = [
             id,
@@ -105,7 +117,7 @@ impl CallGenerator for KMeansClient {
             dimensions.to_string(),
             threshold.to_string(),
             points.to_string(),
-            profiles.to_string(),
+            population.to_string(),
             seed.to_string(),
         ];
         ContractCall::new("getFood", arguments)
@@ -124,6 +136,17 @@ mod tests {
         let calls: Vec<ContractCall> = (0..2_000).map(|_| generator.next()).collect();
         let updates = calls.iter().filter(|call| call.function == "updateProfile").count();
         assert!((70..130).contains(&updates), "{updates} updates");
+        assert_eq!(execute(&kmeans, calls.into_iter().take(100)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn skewed_calls_prefer_the_first_profiles_and_the_contract_takes_them() {
+        let choice = KeyChoice::Zipf(2.0);
+        let kmeans = KMeans { profiles: 60, points: 20, clusters: 4, dimensions: 5, choice, ..KMeans::default() };
+        let mut generator = kmeans.generator(0, Random::new(5));
+        let calls: Vec<ContractCall> = (0..1_000).map(|_| generator.next()).collect();
+        let first = calls.iter().filter(|call| *call.args[0] == *b"0").count();
+        assert!((500..750).contains(&first), "60 % of all, were {first}");
         assert_eq!(execute(&kmeans, calls.into_iter().take(100)), Vec::<String>::new());
     }
 }

@@ -739,13 +739,15 @@ pub struct KMeansArguments {
     #[arg(long, value_name = "PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=100))]
     pub updates: u64,
     #[command(flatten)]
+    pub keys: KeyArguments,
+    #[command(flatten)]
     pub run: BenchRunArguments,
 }
 
 /// How keys are chosen.
 #[derive(Args, Debug, Clone)]
 pub struct KeyArguments {
-    /// Choose keys by Zipf's law with this exponent, 0.01 to 0.99; otherwise uniformly
+    /// Choose keys by Zipf's law with this exponent, 0.01 to 4; otherwise uniformly
     #[arg(long, value_name = "EXPONENT", value_parser = zipf_exponent)]
     pub zipf: Option<f64>,
 }
@@ -762,7 +764,7 @@ fn zipf_exponent(text: &str) -> Result<f64, String> {
     if range.contains(&exponent) {
         return Ok(exponent);
     }
-    Err(format!("not at least {} and below {}", range.start, range.end))
+    Err(format!("not from {} to {}", range.start(), range.end()))
 }
 
 /// Options that all workloads share.

@@ -322,6 +322,7 @@ fn workload(bench: &BenchCommand) -> Result<Option<Arc<dyn Workload>>, CommandEr
                 dimensions: bench.dimensions,
                 threshold: bench.threshold,
                 updates_percent: bench.updates,
+                choice: bench.keys.choice(),
                 seed: bench.run.seed,
             })
         }
