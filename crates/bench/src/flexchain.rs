@@ -4,8 +4,8 @@
 //! | figure | what it varies | baseline | module |
 //! |---|---|---|---|
 //! | 5 (b) | size of remote memory, with slow storage | all data in remote memory | [`fig5b`] |
-//! | 7 | the load | the monolithic form | [`fig7`], and `heddle bench flexchain-fig7` for whole networks |
-//! | 8 (a) | local caches and skew | the monolithic form's cache of the same size | [`fig8a`] |
+//! | 7 | the load | the monolithic form | [`fig7`], for parts of `heddle bench flexchain-fig7`; networks are its own |
+//! | 8 (a) | local caches and skew | the monolithic form's cache of the same size | [`fig8a`], for `flexchain-fig8a --only state` |
 //! | 8 (b) | the memory node's processor | a memory node that is asked for addresses and buffers | [`fig8b`] |
 //!
 //! Data is scaled to one small machine. Sizes that the paper gives relative to the data keep their proportion.

@@ -202,20 +202,42 @@ fn figure_5b_sets_half_of_the_memory_beside_all_of_it() {
 }
 
 #[test]
-fn figure_7_sets_both_forms_beside_each_other() {
-    let ratios = [
-        "cpu_over_monolithic_max",
-        "state_over_monolithic_min",
-        "state_over_monolithic_shaped_min",
-        "large_memtable_over_monolithic_min",
-        "large_memtable_equal_caches_min",
-    ];
-    let figure = quick_figure("flexchain-fig7", &ratios, &[]);
+fn figure_7a_sets_three_sizes_of_memory_beside_each_other() {
+    let figure = quick_figure("flexchain-fig7a", &["a_min"], &[]);
     let rows = figure["rows"].as_array().expect("rows");
-    for load in ["ycsb-a", "ycsb-b", "smallbank 5 %", "smallbank 50 %", "smallbank 95 %"] {
-        for form in ["disaggregated", "monolithic"] {
-            let of = |row: &&Value| row["load"] == load && row["form"] == form;
-            assert!(rows.iter().filter(of).count() >= 3, "{load} {form}: {figure:#}");
+    assert_eq!(rows.len(), 2 * 3, "{figure:#}");
+    let is_limited = figure["settings"]["memory_limits"] != "none";
+    for row in rows {
+        assert!(row["tps"].as_f64().is_some_and(|tps| tps > 0.0), "{row}");
+        assert!(!is_limited || row["compute_limit_mib"].as_f64().is_some_and(|limit| limit < 1_000.0), "{row}");
+    }
+    let notes = figure["notes"].as_array().expect("notes");
+    let says_none = notes.iter().any(|note| note.as_str().is_some_and(|note| note.contains("NO LIMITS OF MEMORY")));
+    assert_eq!(is_limited, !says_none, "{figure:#}");
+}
+
+#[test]
+fn parts_of_figure_7_are_measured_alone() {
+    let figure = quick_figure("flexchain-fig7", &["c_min"], &["--only", "c"]);
+    assert_eq!(figure["rows"].as_array().map(Vec::len), Some(2 * 2), "{figure:#}");
+    let figure = quick_figure("flexchain-fig7b", &["b_min"], &[]);
+    assert_eq!(figure["rows"].as_array().map(Vec::len), Some(3 * 2), "{figure:#}");
+}
+
+#[test]
+fn figure_7_sets_both_forms_of_the_state_beside_each_other() {
+    let parts: [(&str, &[&str]); 3] = [
+        ("network", &["cpu_over_monolithic_max"]),
+        ("state", &["state_over_monolithic_min", "state_over_monolithic_shaped_min"]),
+        ("memtable", &["large_memtable_over_monolithic_min", "large_memtable_equal_caches_min"]),
+    ];
+    for (part, ratios) in parts {
+        let figure = quick_figure("flexchain-fig7", ratios, &["--only", part]);
+        let rows = figure["rows"].as_array().expect("rows");
+        for load in ["ycsb-a", "ycsb-b", "smallbank 5 %", "smallbank 50 %", "smallbank 95 %"] {
+            let of = |row: &&Value| row["load"] == load;
+            let count = rows.iter().filter(of).count();
+            assert!(part == "memtable" || count >= 2 && count % 2 == 0, "{part}, {load}: {figure:#}");
         }
     }
 }
@@ -251,9 +273,18 @@ fn contention_is_measured_with_the_options_and_without() {
 }
 
 #[test]
-fn figure_8a_accounts_for_every_read() {
-    let ratios = ["data_hits_over_monolithic_min", "uniform_storage_reads_over_absent_max"];
+fn figure_8a_measures_three_settings_of_each_load() {
+    let ratios = ["half_memory_over_full", "half_memory_over_full_smallbank"];
     let figure = quick_figure("flexchain-fig8a", &ratios, &[]);
+    let rows = figure["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2 * 3, "{figure:#}");
+    assert!(rows.iter().all(|row| row["tps"].as_f64().is_some_and(|tps| tps > 0.0)), "{figure:#}");
+}
+
+#[test]
+fn figure_8a_accounts_for_every_read_of_the_state() {
+    let ratios = ["data_hits_over_monolithic_min", "uniform_storage_reads_over_absent_max"];
+    let figure = quick_figure("flexchain-fig8a", &ratios, &["--only", "state"]);
     for row in figure["rows"].as_array().expect("rows") {
         let percent = |name: &str| row[name].as_f64().expect("a number");
         let parts = ["data_hit_percent", "remote_percent", "storage_percent", "delta_percent"];

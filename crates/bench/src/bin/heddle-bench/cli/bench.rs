@@ -10,7 +10,8 @@ use measurement::workload::{KeyChoice, ZIPF_EXPONENTS};
 
 use super::flexchain::{
     ComputePoolArguments, ContentionArguments, ElasticArguments, Fig1Arguments, Fig5aArguments, Fig5bArguments,
-    Fig7Arguments, Fig7dArguments, Fig8aArguments, Fig8bArguments, FlexchainArguments, MemoryProcessArguments,
+    Fig7Arguments, Fig7NetworkArguments, Fig7dArguments, Fig8aArguments, Fig8bArguments, FlexchainArguments,
+    MemoryProcessArguments,
 };
 use super::sift::{
     CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
@@ -309,27 +310,70 @@ without signatures. half_over_full is the throughput with half of the data in me
 of it. Takes about two minutes. docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig5b(Fig5bArguments),
-    /// FlexChain, figure 7: disaggregated beside monolithic, YCSB and SmallBank
+    /// FlexChain, figure 7: disaggregated beside monolithic peers, under YCSB, SmallBank and K-means
     #[command(
         name = "flexchain-fig7",
         after_help = "\
 Examples:
   heddle bench flexchain-fig7
   heddle bench flexchain-fig7 --quick
-  heddle bench flexchain-fig7 --only state --json fig7.json      the plot is fig7.svg
+  heddle bench flexchain-fig7 --only c --json fig7.json      the plot is fig7.svg
+  heddle bench flexchain-fig7 --only state                   the state alone
 
-YCSB-A and -B at 10 KB, SmallBank at 5, 50 and 95 % writes, both forms in turn:
-  whole networks: a disaggregated and a monolithic one run side by side, and each load goes to one, then
-    to the other; cpu_over_monolithic_max compares the servers' processor time per transaction
-  the state alone: one task syncs and applies blocks, through shm and with an added latency;
-    state_over_monolithic_... compare throughput
-  the state alone, write-heavy, with a monolithic memtable as large as the data, for which blocks wait
-    when it is full; the other form's caches are an eighth of the data
-    (large_memtable_over_monolithic_min), then as large as the monolithic one's (large_memtable_equal_caches_min)
-Ratios are medians over pairs of runs, of the worst load. Takes about twenty minutes.
+Runs flexchain-fig7a, -fig7b, -fig7c and -fig7d. a_min, b_min, c_min, d_sequential and d_parallel are the throughput of
+the disaggregated form over that of the monolithic one, of the load where it is least. Takes about twenty minutes.
+With --only, one of these parts, or one of three others, both forms in turn under YCSB-A and -B and SmallBank:
+  network: a disaggregated and a monolithic network in one process each; cpu_over_monolithic_max compares the servers'
+    processor time per transaction
+  state: one task syncs and applies blocks, through shm and with an added latency; state_over_monolithic_... compare
+    throughput
+  memtable: the state, write-heavy, with a monolithic memtable as large as the data, for which blocks wait when it is
+    full; the other form's caches are an eighth of the data (large_memtable_over_monolithic_min), then as large as the
+    monolithic one's (large_memtable_equal_caches_min)
 docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig7(Fig7Arguments),
+    /// FlexChain, figure 7 (a): YCSB on disaggregated peers, and on monolithic ones with two sizes of memory
+    #[command(
+        name = "flexchain-fig7a",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig7a
+  heddle bench flexchain-fig7a --scale 20 --json fig7a.json      the plot is fig7a.svg
+
+Networks of processes with three organisations, three orderers on Raft, blocks of 200 and parallel validation. Compute
+nodes have the same quota of processor time in both forms; each compute and storage node has a limit of memory that
+counts page cache. Remote memory is behind a link of 2 µs. A disaggregated peer has local caches of an eighth of the
+data and remote memory for all of it, a monolithic one has memory for all of it, a third one for a thousandth of it.
+a_min is the throughput of the first form over that of the second, of the load where it is least. This needs cgroups:
+run it as root, or in a cgroup that is delegated to you. docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig7a(Fig7NetworkArguments),
+    /// FlexChain, figure 7 (b): SmallBank on disaggregated and monolithic peers
+    #[command(
+        name = "flexchain-fig7b",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig7b
+  heddle bench flexchain-fig7b --rounds 5 --json fig7b.json      the plot is fig7b.svg
+
+As flexchain-fig7a, with 5, 50 and 95 % of writes, on disaggregated peers and on monolithic ones with memory for all
+of the data. docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig7b(Fig7NetworkArguments),
+    /// FlexChain, figure 7 (c): YCSB with data twice the local memory
+    #[command(
+        name = "flexchain-fig7c",
+        after_help = "\
+Examples:
+  heddle bench flexchain-fig7c
+  heddle bench flexchain-fig7c --scale 20 --json fig7c.json      the plot is fig7c.svg
+
+As flexchain-fig7a, with twice the data. The memory of monolithic peers stays as large as the former data. Local caches
+of disaggregated peers stay as they are, and remote memory grows to 1.25 times the data.
+docs/formats/bench.md explains the JSON."
+    )]
+    FlexchainFig7c(Fig7NetworkArguments),
     /// FlexChain, figure 7 (d): K-means on disaggregated and monolithic peers, with both forms of validation
     #[command(
         name = "flexchain-fig7d",
@@ -344,18 +388,20 @@ disaggregated form over that of the monolithic one. This needs cgroups: run it a
 delegated to you. Takes about six minutes. docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig7d(Fig7dArguments),
-    /// FlexChain, figure 8 (a): the sources that answer reads, over local caches and skew
+    /// FlexChain, figure 8 (a): throughput, hits and aborts over the local caches
     #[command(
         name = "flexchain-fig8a",
         after_help = "\
 Examples:
   heddle bench flexchain-fig8a
   heddle bench flexchain-fig8a --quick
-  heddle bench flexchain-fig8a --memory-percent 25 --skew 0,0.99 --json fig8a.json      the plot is fig8a.svg
+  heddle bench flexchain-fig8a --only smallbank --json fig8a.json      the plot is fig8a.svg
+  heddle bench flexchain-fig8a --only state --skew 0,0.99              the sources of answers, on the state alone
 
-YCSB-A at 10 KB on the state alone. For each size of remote memory and of the local caches, and each skew:
-the share of reads that the data cache, the metadata cache, remote memory and storage answer, beside the
-hits of the monolithic form with a cache of the same size. Takes about two minutes.
+Networks as those of flexchain-fig7a run YCSB-A, SmallBank and K-means with local caches of several sizes, at three
+settings: remote memory for all data, keys chosen uniformly; remote memory for half of what the data takes there,
+uniformly; remote memory for all, keys by Zipf's law with exponent 2. half_memory_over_full is the throughput of the
+second setting over that of the first, under YCSB-A. Takes about eight minutes.
 docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig8a(Fig8aArguments),

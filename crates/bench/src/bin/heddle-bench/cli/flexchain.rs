@@ -35,6 +35,9 @@ pub struct KMeansNetworkArguments {
     /// Duration of each measurement, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
     pub seconds: f64,
+    /// Latency of the link to remote memory, in microseconds
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub link_latency_us: u64,
     #[command(flatten)]
     pub common: FlexchainArguments,
 }
@@ -160,44 +163,85 @@ impl ElasticArguments {
     }
 }
 
+/// Figures on networks under YCSB and SmallBank.
+#[derive(Args, Debug, Clone)]
+pub struct Fig7NetworkArguments {
+    /// Divides the paper's 400,000 records of 10 KB, 2,000,000 customers, and all sizes of memory
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=4_000))]
+    pub scale: u64,
+    /// Clients of each network; by default as many as bring it to its peak under each load
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub clients: Option<u64>,
+    /// Rounds, in each of which every network is measured once; means count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// Duration of each measurement, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 8.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// The quota of each peer's compute process, in percent of one processor
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(10..=6_400))]
+    pub cpu_percent: u32,
+    /// Latency of the link to remote memory, in microseconds
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub link_latency_us: u64,
+    #[command(flatten)]
+    pub common: FlexchainArguments,
+}
+
+impl Fig7NetworkArguments {
+    /// K-means with the same rounds, at the defaults of its own figure.
+    pub fn kmeans(&self) -> KMeansNetworkArguments {
+        KMeansNetworkArguments {
+            epochs: 100,
+            clients: 48,
+            rounds: self.rounds,
+            seconds: self.seconds,
+            link_latency_us: self.link_latency_us,
+            common: self.common.clone(),
+        }
+    }
+}
+
 /// `heddle bench flexchain-fig7`.
 #[derive(Args, Debug, Clone)]
 pub struct Fig7Arguments {
-    /// Records of YCSB, 10 KB each
+    #[command(flatten)]
+    pub networks: Fig7NetworkArguments,
+    /// Records of YCSB in the parts network, state and memtable, 10 KB each
     #[arg(long, value_name = "N", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(500..=10_000_000))]
     pub records: u64,
-    /// Customers of SmallBank, with two accounts of 100 bytes each
+    /// Customers of SmallBank in the same parts, with two accounts of 100 bytes each
     #[arg(long, value_name = "N", default_value_t = 50_000, value_parser = clap::value_parser!(u64).range(500..=10_000_000))]
     pub customers: u64,
-    /// Pairs of runs of each load, of which the median counts
+    /// Pairs of runs of each load in the same parts, of which the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=99))]
     pub pairs: u64,
-    /// Duration of each run on whole networks, in seconds; savepoints are some seconds apart
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, value_parser = seconds)]
-    pub seconds: f64,
     /// Duration of each run on the state alone, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     pub state_seconds: f64,
     /// Latency of a verb on the state alone, in microseconds; runs without it are measured too
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub latency_us: u64,
-    /// Organisations of the networks, each with a peer and a gateway
+    /// Organisations of the networks of the part network, each with a peer and a gateway
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub orgs: u8,
-    /// Clients of the networks, each with one transaction in flight
-    #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=10_000))]
-    pub clients: u64,
     /// Measure only one part
     #[arg(long, value_enum, value_name = "PART")]
     pub only: Option<Fig7Part>,
-    #[command(flatten)]
-    pub common: FlexchainArguments,
 }
 
 /// A part of figure 7.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fig7Part {
-    /// Whole networks
+    /// YCSB, with memory for all data
+    A,
+    /// SmallBank
+    B,
+    /// YCSB, with data twice the local memory
+    C,
+    /// K-means
+    D,
+    /// Processor time of networks in one process
     Network,
     /// The state alone
     State,
@@ -205,26 +249,74 @@ pub enum Fig7Part {
     Memtable,
 }
 
+impl Fig7Part {
+    /// Whether it is a part of the figure before it ran on networks of processes.
+    pub fn is_former(self) -> bool {
+        matches!(self, Fig7Part::Network | Fig7Part::State | Fig7Part::Memtable)
+    }
+}
+
 /// `heddle bench flexchain-fig8a`.
 #[derive(Args, Debug, Clone)]
 pub struct Fig8aArguments {
-    /// Size of the data, in MiB of values
+    #[command(flatten)]
+    pub networks: Fig8aNetworkArguments,
+    /// Size of the data on the state alone, in MiB of values
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u64).range(8..=65_536))]
     pub data_mib: u64,
-    /// Sizes of the local caches, in percent of the data
-    #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "1,2,5,10,25,50,100", value_parser = percent)]
+    /// Sizes of the local caches, in percent of the data [default: 1.25,12.5,50; of --only state: seven sizes]
+    #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', value_parser = percent)]
     pub cache_percent: Vec<f64>,
-    /// Sizes of remote memory, in percent of the data; storage serves the rest
+    /// Sizes of remote memory on the state alone, in percent of the data; storage serves the rest
     #[arg(long, value_name = "PERCENT,…", value_delimiter = ',', default_value = "200,50", value_parser = percent)]
     pub memory_percent: Vec<f64>,
-    /// Exponents of Zipf's law; 0 is uniform
-    #[arg(long, value_name = "EXPONENT,…", value_delimiter = ',', default_value = "0,0.6,0.99,1.2", value_parser = skew)]
+    /// Exponents of Zipf's law on the state alone; 0 is uniform
+    #[arg(long, value_name = "EXPONENT,…", value_delimiter = ',', default_value = "0,0.6,0.99,1.2,2", value_parser = skew)]
     pub skew: Vec<f64>,
-    /// Number of transactions that are counted for each combination
+    /// Number of transactions that are counted for each combination on the state alone
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(200..=100_000_000))]
     pub transactions: u64,
+    /// Measure only one part
+    #[arg(long, value_enum, value_name = "PART")]
+    pub only: Option<Fig8aPart>,
+}
+
+/// Figure 8 (a) on networks.
+#[derive(Args, Debug, Clone)]
+pub struct Fig8aNetworkArguments {
+    /// Divides the paper's 400,000 records of 10 KB, and the data of the other loads
+    #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=4_000))]
+    pub scale: u64,
+    /// Clients; by default as many as bring a network with all data in memory to its peak
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub clients: Option<u64>,
+    /// Runs of each setting; means count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=99))]
+    pub rounds: u64,
+    /// Duration of each run, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// The quota of each peer's compute process, in percent of one processor
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(10..=6_400))]
+    pub cpu_percent: u32,
+    /// Latency of the link to remote memory, in microseconds
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub link_latency_us: u64,
     #[command(flatten)]
     pub common: FlexchainArguments,
+}
+
+/// A part of figure 8 (a).
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fig8aPart {
+    /// Networks under YCSB-A
+    Ycsb,
+    /// Networks under SmallBank
+    Smallbank,
+    /// Networks under K-means
+    Kmeans,
+    /// The sources that answer reads, on the state alone
+    State,
 }
 
 /// `heddle bench flexchain-fig8b`.

@@ -51,7 +51,7 @@ pub async fn run(arguments: &Fig5aArguments, stop: &CancellationToken) -> Result
     let tps = load.rounds(&sizes, rounds, clients, &progress, stop).await?;
     let mean = |tps: &[f64]| ConfidenceInterval::of_differences(tps).mean;
     for (size, tps) in sizes.iter().zip(&tps) {
-        let (least, most) = super::kmeans_network::spread(tps);
+        let (least, most) = super::peer_network::spread(tps.iter().copied());
         let labels = [("peer", &*size.name()), ("validation", size.validation)];
         figure.row(
             &labels,

@@ -12,8 +12,9 @@ use measurement::figure::{Figure, RatioBound};
 use measurement::interval::ConfidenceInterval;
 
 use super::figure::{FigureProgress, show};
-use super::kmeans_network::{KMeansLoad, PeerSize, spread};
-use crate::cli::flexchain::Fig7dArguments;
+use super::kmeans_network::{KMeansLoad, PeerSize};
+use super::peer_network::{cpu_percent, spread};
+use crate::cli::flexchain::{Fig7dArguments, KMeansNetworkArguments};
 use crate::failure::CommandError;
 
 /// What the paper loses by disaggregation, and what is asked of us.
@@ -23,26 +24,35 @@ const PARALLEL_MIN: f64 = 0.98;
 pub async fn run(arguments: &Fig7dArguments, stop: &CancellationToken) -> Result<(), CommandError> {
     let progress = FigureProgress::new();
     let mut figure = Figure::new("flexchain-fig7d", "FlexChain, figure 7 (d): K-means, disaggregated and monolithic");
-    let quick = arguments.load.common.quick;
-    let mut percent = arguments.cpu_percent;
-    if quick && !super::compute_pool::can_make_groups() {
-        percent = 0;
-        figure.note("No quotas: no cgroup can be made here.");
-    }
-    let load = KMeansLoad::from(&arguments.load);
-    load.state(&mut figure);
+    measure(&arguments.load, arguments.cpu_percent, &mut figure, &progress, stop).await?;
+    drop(progress);
+    show(&figure, &arguments.load.common.output)
+}
+
+/// Adds the rows and ratios.
+pub async fn measure(
+    arguments: &KMeansNetworkArguments,
+    percent: u32,
+    figure: &mut Figure,
+    progress: &FigureProgress,
+    stop: &CancellationToken,
+) -> Result<(), CommandError> {
+    let quick = arguments.common.quick;
+    let percent = cpu_percent(percent, quick, figure);
+    let load = KMeansLoad::from(arguments);
+    load.state(figure);
     figure.setting("cpu_percent", percent);
     let of = |validation, monolithic| PeerSize { nodes: 1, percent, validation, monolithic };
     let sizes = [of("sequential", false), of("sequential", true), of("parallel", false), of("parallel", true)];
-    let clients = load.peak_clients(sizes[0], arguments.load.clients, &progress, stop).await?;
-    figure.setting("clients", clients);
-    let rounds = if quick { 1 } else { arguments.load.rounds };
-    let tps = load.rounds(&sizes, rounds, clients, &progress, stop).await?;
+    let clients = load.peak_clients(sizes[0], arguments.clients, progress, stop).await?;
+    figure.setting("kmeans_clients", clients);
+    let rounds = if quick { 1 } else { arguments.rounds };
+    let tps = load.rounds(&sizes, rounds, clients, progress, stop).await?;
     for (size, tps) in sizes.iter().zip(&tps) {
         let form = if size.monolithic { "monolithic" } else { "disaggregated" };
-        let (least, most) = spread(tps);
+        let (least, most) = spread(tps.iter().copied());
         let mean = ConfidenceInterval::of_differences(tps).mean;
-        let labels = [("form", form), ("validation", size.validation)];
+        let labels = [("part", "d"), ("form", form), ("validation", size.validation)];
         figure.row(&labels, &[("tps", mean), ("tps_least", least), ("tps_most", most)]);
     }
     let over = |one: usize, other: usize| {
@@ -62,6 +72,5 @@ pub async fn run(arguments: &Fig7dArguments, stop: &CancellationToken) -> Result
         }
     }
     figure.note("tps: means over the rounds, with the least and the most of them. The paper: 0.933 and about 1.");
-    drop(progress);
-    show(&figure, &arguments.load.common.output)
+    Ok(())
 }

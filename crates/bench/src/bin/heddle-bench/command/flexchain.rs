@@ -32,6 +32,10 @@ const CPU_OVER_MONOLITHIC_MAX: f64 = 1.05;
 const MEMORY_PROCESS: [&str; 1] = ["memory-process"];
 /// How long a network runs before each measurement.
 const WARM_UP_SECONDS: f64 = 0.5;
+/// Clients of networks in one process, unless told otherwise.
+const CLIENTS: u64 = 200;
+/// Sizes of the local caches on the state alone, in percent of the data, unless told otherwise.
+const CACHE_PERCENTS: [f64; 7] = [1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0];
 
 fn count(number: u64) -> usize {
     usize::try_from(number).expect("the command line's limits are small")
@@ -60,20 +64,23 @@ pub async fn fig5b(arguments: &Fig5bArguments, stop: &CancellationToken) -> Resu
 pub async fn fig8a(arguments: &Fig8aArguments, stop: &CancellationToken) -> Result<(), CommandError> {
     let mut options = fig8a::Fig8aConfig {
         data_bytes: arguments.data_mib << 20,
-        cache_percents: arguments.cache_percent.clone(),
+        cache_percents: match arguments.cache_percent.is_empty() {
+            true => CACHE_PERCENTS.to_vec(),
+            false => arguments.cache_percent.clone(),
+        },
         skews: arguments.skew.clone(),
         memory_percents: arguments.memory_percent.clone(),
         transactions: count(arguments.transactions),
-        seed: arguments.common.seed,
+        seed: arguments.networks.common.seed,
     };
-    if arguments.common.quick {
+    if arguments.networks.common.quick {
         (options.data_bytes, options.transactions) = (8 << 20, 1_000);
         (options.cache_percents, options.skews) = (vec![5.0, 50.0], vec![0.0, 1.2]);
     }
     let progress = FigureProgress::new();
     let figure = fig8a::run(&options, stop, &|part| progress.report(part)).await;
     drop(progress);
-    show(&figure?, &arguments.common.output)
+    show(&figure?, &arguments.networks.common.output)
 }
 
 pub async fn fig8b(arguments: &Fig8bArguments, stop: &CancellationToken) -> Result<(), CommandError> {
@@ -109,23 +116,26 @@ pub async fn memory_process(arguments: &MemoryProcessArguments) -> Result<(), Co
 
 pub async fn fig7(arguments: &Fig7Arguments, stop: &CancellationToken) -> Result<(), CommandError> {
     let mut arguments = arguments.clone();
-    if arguments.common.quick {
+    arguments.networks.clients.get_or_insert(CLIENTS);
+    if arguments.networks.common.quick {
         (arguments.records, arguments.customers, arguments.pairs) = (500, 500, 1);
-        (arguments.seconds, arguments.state_seconds, arguments.orgs, arguments.clients) = (0.5, 0.1, 1, 20);
+        (arguments.networks.seconds, arguments.state_seconds, arguments.orgs) = (0.5, 0.1, 1);
+        arguments.networks.clients = Some(20);
     }
-    let mut figure = Figure::new("flexchain-fig7", "FlexChain, figure 7: disaggregated beside monolithic");
+    let common = arguments.networks.common.clone();
+    let mut figure = Figure::new("flexchain-fig7", "FlexChain, figure 7: disaggregated beside monolithic, in parts");
     figure.setting("records", arguments.records);
     figure.setting("value_bytes", VALUE_BYTES);
     figure.setting("customers", arguments.customers);
     figure.setting("account_bytes", fig7::ACCOUNT_BYTES);
     figure.setting("pairs", arguments.pairs);
-    figure.setting("seconds", arguments.seconds);
+    figure.setting("seconds", arguments.networks.seconds);
     figure.setting("state_seconds", arguments.state_seconds);
     figure.setting("latency_us", arguments.latency_us);
     figure.setting("organizations", arguments.orgs);
-    figure.setting("clients", arguments.clients);
-    figure.setting("seed", arguments.common.seed);
-    let wanted = |part| arguments.only.is_none_or(|only| only == part);
+    figure.setting("clients", arguments.networks.clients);
+    figure.setting("seed", arguments.networks.common.seed);
+    let wanted = |part| arguments.only == Some(part);
     if wanted(Fig7Part::Network) {
         networks(&arguments, &mut figure, stop).await?;
     }
@@ -135,9 +145,13 @@ pub async fn fig7(arguments: &Fig7Arguments, stop: &CancellationToken) -> Result
             customers: count(arguments.customers),
             pairs: count(arguments.pairs),
             window: Duration::from_secs_f64(arguments.state_seconds),
-            memtable_window_min: if arguments.common.quick { Duration::ZERO } else { fig7::MEMTABLE_WINDOW_MIN },
+            memtable_window_min: if arguments.networks.common.quick {
+                Duration::ZERO
+            } else {
+                fig7::MEMTABLE_WINDOW_MIN
+            },
             latency: Duration::from_micros(arguments.latency_us),
-            seed: arguments.common.seed,
+            seed: arguments.networks.common.seed,
         };
         let progress = FigureProgress::new();
         let tell = &|part: &str| progress.report(part);
@@ -150,14 +164,14 @@ pub async fn fig7(arguments: &Fig7Arguments, stop: &CancellationToken) -> Result
         drop(progress);
     }
     figure.note("Ratios are medians over the pairs of runs, each of one load on one form and then on the other.");
-    show(&figure, &arguments.common.output)
+    show(&figure, &common.output)
 }
 
 /// The loads of the figure by name, in the order of measurement, and whether each loads its own data first.
 fn workloads(arguments: &Fig7Arguments) -> Vec<(String, bool, Arc<dyn Workload>)> {
     let ycsb = |letter: &str, is_first| {
         let mix = letter.parse().expect("a letter of YCSB");
-        let seed = arguments.common.seed;
+        let seed = arguments.networks.common.seed;
         let ycsb = Ycsb { records: arguments.records, value_bytes: VALUE_BYTES, mix, seed, ..Ycsb::default() };
         (format!("ycsb-{letter}"), is_first, Arc::new(ycsb) as Arc<dyn Workload>)
     };
@@ -171,11 +185,11 @@ fn workloads(arguments: &Fig7Arguments) -> Vec<(String, bool, Arc<dyn Workload>)
 
 fn run(arguments: &Fig7Arguments, monolithic: bool) -> BenchRunArguments {
     BenchRunArguments {
-        warm_up: WARM_UP_SECONDS.min(arguments.seconds),
-        seed: arguments.common.seed,
+        warm_up: WARM_UP_SECONDS.min(arguments.networks.seconds),
+        seed: arguments.networks.common.seed,
         orgs: arguments.orgs,
         monolithic,
-        ..BenchRunArguments::window(arguments.clients, arguments.seconds)
+        ..BenchRunArguments::window(arguments.networks.clients.unwrap_or(CLIENTS), arguments.networks.seconds)
     }
 }
 
@@ -211,7 +225,7 @@ async fn on_networks(
         for round in first..=arguments.pairs {
             for turn in 0..2 {
                 let form = ((round + turn) % 2) as usize;
-                let seed = arguments.common.seed ^ (number << 40) ^ (round << 32);
+                let seed = arguments.networks.common.seed ^ (number << 40) ^ (round << 32);
                 let run = BenchRunArguments { seed, no_load: round > 0, ..runs[form].clone() };
                 let network = &pair[form];
                 let report = measure(&run, workload.clone(), &network.dir(), network.endpoints(), &[], stop).await?;

@@ -10,13 +10,11 @@ use measurement::workload::kmeans::KMeans;
 
 use super::figure::FigureProgress;
 use super::measure::{OwnNetwork, measure};
+use super::peer_network::{MemoryLimits, PeerSetup, state_networks};
 use crate::cli::bench::BenchRunArguments;
 use crate::cli::flexchain::KMeansNetworkArguments;
 use crate::failure::CommandError;
 
-const ORGANIZATIONS: u32 = 3;
-const ORDERERS: u32 = 3;
-const BLOCK_TRANSACTIONS: u32 = 200;
 /// A further step in clients must bring this much.
 const PEAK_STEP: f64 = 1.05;
 
@@ -52,29 +50,25 @@ pub struct KMeansLoad {
     pub epochs: u64,
     /// How long each measurement lasts.
     pub seconds: f64,
+    /// The latency of the link to remote memory.
+    pub link_latency_us: u64,
     pub seed: u64,
     /// Whether little data and short runs are enough.
     pub quick: bool,
 }
 
-/// The least and the greatest.
-pub fn spread(values: &[f64]) -> (f64, f64) {
-    values.iter().fold((f64::INFINITY, 0.0), |(least, most), value| (value.min(least), value.max(most)))
-}
-
 impl From<&KMeansNetworkArguments> for KMeansLoad {
     fn from(arguments: &KMeansNetworkArguments) -> KMeansLoad {
-        let KMeansNetworkArguments { epochs, seconds, common, .. } = arguments;
-        KMeansLoad { epochs: *epochs, seconds: *seconds, seed: common.seed, quick: common.quick }
+        let KMeansNetworkArguments { epochs, seconds, link_latency_us, common, .. } = arguments;
+        let (seed, quick) = (common.seed, common.quick);
+        KMeansLoad { epochs: *epochs, seconds: *seconds, link_latency_us: *link_latency_us, seed, quick }
     }
 }
 
 impl KMeansLoad {
     /// States the settings of the networks.
     pub fn state(&self, figure: &mut Figure) {
-        figure.setting("organizations", ORGANIZATIONS);
-        figure.setting("orderers", ORDERERS);
-        figure.setting("block_transactions", BLOCK_TRANSACTIONS);
+        state_networks(figure, self.link_latency_us);
         figure.setting("epochs", self.epochs);
     }
 
@@ -93,7 +87,7 @@ impl KMeansLoad {
                 let form = if size.monolithic { "monolithic, " } else { "" };
                 let (name, validation) = (size.name(), size.validation);
                 progress.report(&format!("round {} of {rounds}, {form}{name}, {validation}", round + 1));
-                let network = start(*size, stop).await?;
+                let network = start(*size, self.link_latency_us, stop).await?;
                 let measured = self.throughput(&network, clients, round, stop).await;
                 network.end().await;
                 tps.push(measured?);
@@ -131,7 +125,7 @@ impl KMeansLoad {
         if self.quick {
             return Ok(6);
         }
-        let (network, mut best) = (start(size, stop).await?, 0.0);
+        let (network, mut best) = (start(size, self.link_latency_us, stop).await?, 0.0);
         let found = loop {
             progress.report(&format!("{clients} clients at {}", size.name()));
             let tps = match self.throughput(&network, clients, 0, stop).await {
@@ -148,13 +142,9 @@ impl KMeansLoad {
     }
 }
 
-async fn start(size: PeerSize, stop: &CancellationToken) -> Result<OwnNetwork, CommandError> {
+async fn start(size: PeerSize, link_latency_us: u64, stop: &CancellationToken) -> Result<OwnNetwork, CommandError> {
     let PeerSize { nodes, percent, validation, monolithic } = size;
-    let text = format!(
-        "[pool]\ncompute_nodes = {nodes}\ncompute_cpu_percent = {percent}\nvalidation = \"{validation}\"\n\
-         [batch]\nmessages = {BLOCK_TRANSACTIONS}\n"
-    );
-    let (organizations, orderers) = (ORGANIZATIONS.to_string(), ORDERERS.to_string());
-    let up = ["--isolate", "--orgs", &organizations, "--ordering", "raft", "--orderers", &orderers, "--monolithic"];
-    OwnNetwork::configured(&text, if monolithic { &up } else { &up[..7] }, stop).await
+    let (name, memory) = (size.name(), None);
+    let setup = PeerSetup { name, monolithic, nodes, cpu_percent: percent, validation, link_latency_us, memory };
+    setup.start(&MemoryLimits::not_wanted(), stop).await
 }

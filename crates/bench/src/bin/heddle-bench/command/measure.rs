@@ -118,9 +118,18 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
         BenchCommand::FlexchainFig1(arguments) => super::fig1::run(arguments, &stop).await,
         BenchCommand::FlexchainFig5a(arguments) => super::fig5a::run(arguments, &stop).await,
         BenchCommand::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
-        BenchCommand::FlexchainFig7(arguments) => super::flexchain::fig7(arguments, &stop).await,
+        BenchCommand::FlexchainFig7(arguments) => super::fig7::run(arguments, &stop).await,
+        BenchCommand::FlexchainFig7a(arguments) => {
+            super::fig7::run_part(super::fig7::NetworkPart::A, arguments, &stop).await
+        }
+        BenchCommand::FlexchainFig7b(arguments) => {
+            super::fig7::run_part(super::fig7::NetworkPart::B, arguments, &stop).await
+        }
+        BenchCommand::FlexchainFig7c(arguments) => {
+            super::fig7::run_part(super::fig7::NetworkPart::C, arguments, &stop).await
+        }
         BenchCommand::FlexchainFig7d(arguments) => super::fig7d::run(arguments, &stop).await,
-        BenchCommand::FlexchainFig8a(arguments) => super::flexchain::fig8a(arguments, &stop).await,
+        BenchCommand::FlexchainFig8a(arguments) => super::fig8a::run(arguments, &stop).await,
         BenchCommand::FlexchainFig8b(arguments) => super::flexchain::fig8b(arguments, &stop).await,
         BenchCommand::Failover(arguments) => super::failover::run(arguments, &stop).await,
         BenchCommand::Elastic(arguments) => super::elastic::run(arguments, &stop).await,

@@ -7,13 +7,17 @@ mod etcd;
 mod failover;
 mod fig1;
 mod fig5a;
+mod fig7;
 mod fig7d;
+mod fig8a;
 mod figure;
 mod flexchain;
 mod kmeans_network;
 mod kv_bench;
 pub mod measure;
 mod memory_lost;
+mod paper_sizes;
+mod peer_network;
 mod sift;
 mod under_attack;
 
