@@ -5,7 +5,8 @@ use base::fuzz::{FuzzTarget, InputShape, authenticated};
 
 use super::sealed_input::with_sealed;
 use crate::Watermark;
-use crate::node::epoch;
+use crate::node::epoch::{self, EpochRecord};
+use crate::node::{ChannelCopy, CopyReset, RegisteredView, View, ViewId};
 
 /// The targets of this crate.
 pub fn targets() -> Vec<FuzzTarget> {
@@ -18,13 +19,23 @@ const TARGETS: &[FuzzTarget] = &[
 ];
 
 fn seeds() -> Vec<Vec<u8>> {
-    vec![epoch::encode(Epoch(3)).to_vec()]
+    let copy = |name: &str, is_learner| ChannelCopy { name: name.to_owned(), is_learner };
+    let view = View {
+        id: ViewId { number: 2, epoch: Epoch(3) },
+        copies: vec![copy("storage-1", false), copy("storage-2", true)],
+    };
+    let registered = RegisteredView { view, own: Some(1) };
+    [RegisteredView::default(), registered]
+        .map(|registered| EpochRecord { epoch: Epoch(3), registered, reset: CopyReset::Nothing })
+        .iter()
+        .map(epoch::encode)
+        .collect()
 }
 
 fn epochs(input: &[u8]) {
     for bytes in with_sealed(input) {
         if let Ok(found) = authenticated(input, || epoch::decode(&bytes)) {
-            assert_eq!(epoch::decode(&epoch::encode(found)), Ok(found));
+            assert_eq!(epoch::decode(&epoch::encode(&found)), Ok(found.clone()));
         }
     }
 }

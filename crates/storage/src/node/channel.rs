@@ -18,7 +18,10 @@ use base::{BlockNumber, Epoch, ErrorKind};
 
 use super::config::StorageNodeConfig;
 use super::engine_failure::EngineFailure;
+use super::epoch::EpochRecord;
 use super::message::{AppendRequest, LinkPurpose, Welcome};
+use super::private_message::CopiedWrite;
+use super::view::RegisteredView;
 use super::{
     APPENDS_TOGETHER_MAX, APPENDS_WAITING_MAX, MATERIALIZE_BLOCKS, MATERIALIZE_BYTES, SAVEPOINT_LAG_BLOCKS_MAX, epoch,
     hold_up, retry_backoff,
@@ -30,26 +33,28 @@ use crate::tables::Savepoint;
 use crate::{Error, History, HistoryQuery, LocalHistory, LocalStateStore, events, lock};
 
 /// Permits of the epoch guard: writes that may take effect at the same time.
-const EPOCH_GUARD_PERMITS: u32 = 64;
+pub(super) const EPOCH_GUARD_PERMITS: u32 = 64;
 
 /// Identifies the link that may append; 0 is no link.
 pub type AppenderLink = u64;
 
 /// One channel; see [the module](self).
 pub struct StoredChannel {
-    name: String,
-    epochs: Directory,
+    pub(super) name: String,
+    pub(super) epochs: Directory,
     blocks: BlockStore,
     state: LocalStateStore,
     history: LocalHistory,
     private: LocalPrivateRows,
     transient: LocalPrivateRows,
-    engine: Arc<EngineFailure>,
-    epoch_guard: Semaphore,
+    pub(super) engine: Arc<EngineFailure>,
+    pub(super) epoch_guard: Semaphore,
     /// Changed only while holding all permits of the epoch guard.
     epoch: AtomicU64,
     /// The newest appending link. Changed only while holding all permits of the epoch guard.
     appender: AtomicU64,
+    /// The newest view. Changed only while holding all permits of the epoch guard.
+    pub(super) registered: Mutex<RegisteredView>,
     appends: Sender<QueuedAppend>,
     /// Numbers and bytes of the blocks that were appended here and are not materialised yet, oldest first.
     unmaterialized: Mutex<VecDeque<(u64, u64)>>,
@@ -86,8 +91,9 @@ impl StoredChannel {
         engine: &Arc<EngineFailure>,
         name: &str,
     ) -> Result<Arc<StoredChannel>, Error> {
-        let blocks = options.data.subdirectory(super::config::BLOCKS).await?;
         let epochs = options.data.subdirectory(super::config::EPOCHS).await?;
+        let record = super::reset::complete(options, &epochs, name).await?;
+        let blocks = options.data.subdirectory(super::config::BLOCKS).await?;
         let path = blocks.path().join(name);
         let directory = blocks.subdirectory(name).await.map_err(|error| Error::io("opening", &path, error))?;
         let opened = BlockStore::open(directory, options.sync.clone(), options.blocks.clone()).await?;
@@ -102,7 +108,7 @@ impl StoredChannel {
         let height = blocks.durable_height();
         let private = |table| LocalPrivateRows::open(options.tables.as_ref(), name, table, height);
         let (private, transient) = (private(PrivateTable::Committed).await, private(PrivateTable::Transient).await);
-        let newest = epoch::read(&epochs, name)?.max(blocks.tip().epoch);
+        let newest = record.epoch.max(blocks.tip().epoch);
         state.set_epoch(newest);
         let (appends, queue) = bounded(APPENDS_WAITING_MAX);
         let channel = Arc::new(StoredChannel {
@@ -117,6 +123,7 @@ impl StoredChannel {
             epoch_guard: Semaphore::new(EPOCH_GUARD_PERMITS as usize),
             epoch: AtomicU64::new(newest.get()),
             appender: AtomicU64::new(0),
+            registered: Mutex::new(record.registered),
             appends,
             unmaterialized: Mutex::default(),
             failure: OnceLock::new(),
@@ -141,6 +148,7 @@ impl StoredChannel {
             let _whole_gate = self.epoch_guard.acquire_many(EPOCH_GUARD_PERMITS).await;
             self.check_epoch(given)?;
             if given > self.epoch() {
+                self.check_given_elsewhere()?;
                 self.advance(given).await?;
             }
             if purpose == LinkPurpose::Appender {
@@ -162,6 +170,7 @@ impl StoredChannel {
         self.check_writable()?;
         let _whole_gate = self.epoch_guard.acquire_many(EPOCH_GUARD_PERMITS).await;
         self.complete_advance().await?;
+        self.check_alone()?;
         if let Some(given) = newest
             && given != self.epoch()
         {
@@ -175,21 +184,31 @@ impl StoredChannel {
     /// Completes an advance that ended after the file was written: its caller has gone, or the disk reported an error. Candidates
     /// learn the newest epoch from the file, and would be refused until it counts here too. The caller holds all permits of
     /// the epoch guard.
-    async fn complete_advance(&self) -> Result<(), Error> {
+    pub(super) async fn complete_advance(&self) -> Result<(), Error> {
         let written = epoch::read(&self.epochs, &self.name)?;
-        if written > self.epoch() {
-            self.advance(written).await?;
+        let is_known = written.registered == *lock(&self.registered);
+        if written.epoch > self.epoch() || !is_known {
+            let epoch = written.epoch.max(self.epoch());
+            self.record(EpochRecord { epoch, ..written }).await?;
         }
         Ok(())
     }
 
     /// Begins a later epoch. The caller holds all permits of the epoch guard.
-    async fn advance(&self, to: Epoch) -> Result<(), Error> {
-        epoch::write(&self.epochs, &self.name, to).await?;
-        hold_up("storage.node.epoch_written").await;
-        self.epoch.store(to.get(), Ordering::Release);
-        self.state.set_epoch(to);
+    pub(super) async fn advance(&self, to: Epoch) -> Result<(), Error> {
+        let registered = lock(&self.registered).clone();
+        self.record(EpochRecord { epoch: to, registered, ..EpochRecord::default() }).await?;
         events::EpochsStarted.add(1);
+        Ok(())
+    }
+
+    /// Makes an epoch and a view durable, and has them count. The caller holds all permits of the epoch guard.
+    pub(super) async fn record(&self, record: EpochRecord) -> Result<(), Error> {
+        epoch::write(&self.epochs, &self.name, &record).await?;
+        hold_up("storage.node.epoch_written").await;
+        self.epoch.store(record.epoch.get(), Ordering::Release);
+        *lock(&self.registered) = record.registered;
+        self.state.set_epoch(record.epoch);
         Ok(())
     }
 
@@ -223,6 +242,7 @@ impl StoredChannel {
         self.check_writable()?;
         {
             let _place = self.epoch_guard.acquire().await;
+            self.check_writable()?;
             self.check_epoch(given)?;
         }
         // The rows depend on the blocks alone, not on the primary that asked; a newer primary that arrives meanwhile finds
@@ -240,6 +260,7 @@ impl StoredChannel {
         let task = rt::spawn(async move {
             let _one_at_a_time = self.pruning.lock().await;
             let _place = self.epoch_guard.acquire().await;
+            self.check_writable()?;
             self.check_epoch(given)?;
             hold_up("storage.node.pruning").await;
             self.record_failure(self.engine.record(self.state.prune(oldest).await))
@@ -263,6 +284,7 @@ impl StoredChannel {
         self: &Arc<Self>,
         table: PrivateTable,
         given: Epoch,
+        copied: Option<CopiedWrite>,
         rows: Vec<PrivateRow>,
     ) -> Result<(), Error> {
         self.check_writable()?;
@@ -273,7 +295,9 @@ impl StoredChannel {
             if table == PrivateTable::Committed {
                 channel.check_epoch(given)?;
             }
-            channel.record_failure(channel.engine.record(channel.private(table).write_under(epoch, rows).await))
+            channel.check_copied(table, copied)?;
+            let number = copied.map(|copied| copied.number);
+            channel.record_failure(channel.engine.record(channel.private(table).write_under(epoch, number, rows).await))
         });
         task.await.unwrap_or(Err(Error::Invalid("the node stopped before the writing ended")))
     }
@@ -283,8 +307,8 @@ impl StoredChannel {
     /// # Errors
     /// [`Error::Fenced`]; as [`crate::private::PrivateRows::prune`].
     pub async fn prune_private(&self, table: PrivateTable, given: Epoch, oldest: BlockNumber) -> Result<bool, Error> {
-        self.check_writable()?;
         let _place = self.epoch_guard.acquire().await;
+        self.check_writable()?;
         self.check_epoch(given)?;
         self.engine.record(self.private(table).prune(oldest).await)
     }
@@ -355,7 +379,7 @@ impl StoredChannel {
         self.blocks.close().await
     }
 
-    async fn materialize_to(&self, height: u64) -> Result<Savepoint, Error> {
+    pub(super) async fn materialize_to(&self, height: u64) -> Result<Savepoint, Error> {
         let before = self.state.savepoint().height;
         let started = rt::now();
         let savepoint = self.record_failure(self.engine.record(self.state.materialize(height).await))?;
@@ -371,11 +395,11 @@ impl StoredChannel {
         Ok(savepoint)
     }
 
-    fn epoch(&self) -> Epoch {
+    pub(super) fn epoch(&self) -> Epoch {
         Epoch(self.epoch.load(Ordering::Acquire))
     }
 
-    fn check_epoch(&self, given: Epoch) -> Result<(), Error> {
+    pub(super) fn check_epoch(&self, given: Epoch) -> Result<(), Error> {
         let newest = self.epoch();
         if given < newest {
             events::WritesFenced.add(1);
@@ -391,7 +415,10 @@ impl StoredChannel {
         if rt::fault_point("storage.node.mutant.append_unfenced") {
             return Ok(());
         }
-        self.check_epoch(queued.block.epoch)?;
+        // A copy that is being built gets blocks of earlier primaries.
+        if !lock(&self.registered).is_learner() {
+            self.check_epoch(queued.block.epoch)?;
+        }
         if queued.block.epoch > self.epoch() {
             return Err(Error::Invalid("the append names an epoch under which the channel was never opened"));
         }
@@ -401,12 +428,12 @@ impl StoredChannel {
         }
     }
 
-    fn check_writable(&self) -> Result<(), Error> {
+    pub(super) fn check_writable(&self) -> Result<(), Error> {
         self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Notes an error after which the channel must be opened again.
-    fn record_failure<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
+    pub(super) fn record_failure<T>(&self, outcome: Result<T, Error>) -> Result<T, Error> {
         if let Err(error) = &outcome
             && matches!(error.kind(), ErrorKind::Closed | ErrorKind::Ambiguous | ErrorKind::Corrupt)
         {
@@ -417,12 +444,12 @@ impl StoredChannel {
     }
 
     /// Takes no further writes. Appends that wait for the savepoint are refused at once.
-    fn fail(&self, error: Error) {
+    pub(super) fn fail(&self, error: Error) {
         self.failure.get_or_init(|| error);
         self.failed.cancel();
     }
 
-    fn remote(&self, kind: ErrorKind, text: &str) -> Error {
+    pub(super) fn remote(&self, kind: ErrorKind, text: &str) -> Error {
         Error::Remote { node: self.name.as_str().into(), kind, text: text.to_owned() }
     }
 

@@ -13,6 +13,7 @@ use wire::hello::HelloAnswer;
 use wire::{Malformed, Reader};
 
 use super::message::{self, Hello, LinkPurpose, Notification, PROTOCOL_VERSIONS, Request, Welcome, response};
+use super::view::{CopyStatus, Installation, ViewId};
 use super::{ASK_ATTEMPTS_MAX, REQUESTS_MAX, RESPONSE_TIMEOUT, WORK_TIMEOUT, retry_backoff};
 use crate::history::{HISTORY_BLOCKS_MAX, HistoryQuery};
 use crate::tables::{Savepoint, check_key};
@@ -70,6 +71,58 @@ pub async fn begin_epoch(address: &str, token: &Bytes, channel: &str) -> Result<
 /// `Fenced` if another epoch has begun; as [`begin_epoch`].
 pub async fn begin_epoch_after(address: &str, token: &Bytes, channel: &str, newest: Epoch) -> Result<Epoch, Error> {
     ask_epoch(address, token, Request::BeginAfter { newest, channel: channel.to_owned() }).await
+}
+
+/// What a storage node has of a channel.
+///
+/// # Errors
+/// As [`channels`].
+pub async fn copy_status(address: &str, token: &Bytes, channel: &str) -> Result<CopyStatus, Error> {
+    ask_status(address, token, Request::CopyStatus(channel.to_owned())).await
+}
+
+/// Begins an epoch that the caller chose, at one copy of a channel, for the next primary: newer than any that has begun there, and
+/// only if the node has no newer view than `newest`. Returns what the node has then, all of it durable.
+///
+/// # Errors
+/// `Fenced` if this or a later epoch has begun; `Retry` if the node has a newer view; as [`channels`]. If the answer is lost, the
+/// epoch may have begun.
+pub async fn begin_epoch_in(
+    address: &str,
+    token: &Bytes,
+    channel: &str,
+    epoch: Epoch,
+    newest: ViewId,
+) -> Result<CopyStatus, Error> {
+    ask_status(address, token, Request::BeginIn { epoch, newest, channel: channel.to_owned() }).await
+}
+
+/// Gives a view to one of its copies. Durable on return; repeating it changes nothing.
+///
+/// # Errors
+/// `Fenced` if a later epoch has begun at the node, or it has a newer view; as [`channels`]. If the answer is lost, the node may
+/// have the view.
+pub async fn install_view(
+    address: &str,
+    token: &Bytes,
+    channel: &str,
+    installation: Installation,
+) -> Result<(), Error> {
+    let options = without_channel(address, token);
+    let (caller, _) = connect(&options, LinkPurpose::Reader, |_| {}).await?;
+    let request = Request::Install { installation, channel: channel.to_owned() };
+    call(&options, &caller, request.encode(), WORK_TIMEOUT).await.map(drop)
+}
+
+async fn ask_status(address: &str, token: &Bytes, request: Request) -> Result<CopyStatus, Error> {
+    let options = without_channel(address, token);
+    let (caller, _) = connect(&options, LinkPurpose::Reader, |_| {}).await?;
+    let status = call(&options, &caller, request.encode(), RESPONSE_TIMEOUT).await?;
+    CopyStatus::decode(status).map_err(|malformed| options.malformed(malformed))
+}
+
+fn without_channel(address: &str, token: &Bytes) -> RemoteStoreConfig {
+    RemoteStoreConfig { address: address.to_owned(), token: token.clone(), channel: String::new(), epoch: Epoch(0) }
 }
 
 async fn ask_epoch(address: &str, token: &Bytes, request: Request) -> Result<Epoch, Error> {

@@ -9,9 +9,10 @@ use super::LinkPurpose;
 use super::message::{
     self, AppendRequest, Hello, KeyList, Notification, Request, TxIdList, Welcome, response, response::ResponseWriter,
 };
-use super::private_message::{PrivateAsk, PrivateRequest};
+use super::private_message::{CopiedWrite, PrivateAsk, PrivateRequest, read_scanned, scanned};
+use super::view::{ChannelCopy, CopyReset, CopyStatus, Installation, RegisteredView, View, ViewId};
 use crate::blocks::{ChainTip, PAGE_BLOCKS_MAX, StoredBlock, TransactionLocation};
-use crate::private::{PrivateRow, PrivateTable};
+use crate::private::{PrivateRow, PrivateTable, RowsPage};
 use crate::state_store::KEYS_MAX;
 use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
 
@@ -52,9 +53,20 @@ fn request_seeds() -> Vec<Vec<u8>> {
         Request::Materialize { epoch: Epoch(1), height: 4 },
         Request::Begin("ch".to_owned()),
         Request::BeginAfter { newest: Epoch(1), channel: "ch".to_owned() },
+        Request::CopyStatus("ch".to_owned()),
+        Request::BeginIn { epoch: Epoch(4), newest: ViewId { number: 2, epoch: Epoch(3) }, channel: "ch".to_owned() },
+        Request::Install { installation: installation(), channel: "ch".to_owned() },
+        Request::CheckView(ViewId { number: 2, epoch: Epoch(3) }),
         Request::History { below: through, limit: 2, namespace, key: Bytes::from_static(b"key") },
     ];
     all.iter().map(|request| request.encode().concat().to_vec()).collect()
+}
+
+fn installation() -> Installation {
+    let copy = |name: &str, is_learner| ChannelCopy { name: name.to_owned(), is_learner };
+    let view = View { id: ViewId { number: 3, epoch: Epoch(3) }, copies: vec![copy("one", false), copy("two", true)] };
+    let registered = RegisteredView { view, own: Some(1) };
+    Installation { epoch: Epoch(3), registered, reset: CopyReset::PrivateRows }
 }
 
 fn private_seeds() -> Vec<Vec<u8>> {
@@ -62,7 +74,14 @@ fn private_seeds() -> Vec<Vec<u8>> {
     let row = |value| PrivateRow { namespace: "cc".to_owned(), key: key.clone(), version, value };
     let (through, epoch) = (BlockNumber(9), Epoch(2));
     let asks = [
-        PrivateAsk::Write { epoch, rows: vec![row(Some(Bytes::from_static(b"value"))), row(None)] },
+        PrivateAsk::Write { epoch, copied: None, rows: vec![row(Some(Bytes::from_static(b"value"))), row(None)] },
+        PrivateAsk::Write {
+            epoch,
+            copied: Some(CopiedWrite { view: ViewId { number: 3, epoch }, number: 7 }),
+            rows: vec![row(None)],
+        },
+        PrivateAsk::Scan { from: Bytes::new(), limit: 9 },
+        PrivateAsk::Copy { epoch, rows: vec![row(None)] },
         PrivateAsk::Rows { through, keys: KeyList::new(&[("cc", b"key"), ("", b"")]) },
         PrivateAsk::Range { through, limit: 3, namespace: "cc".to_owned(), start: Bytes::new(), end: key.clone() },
         PrivateAsk::Prune { epoch, oldest: through },
@@ -115,6 +134,8 @@ fn answer_seeds() -> Vec<Vec<u8>> {
         response::page(&RangePage { entries: vec![entry], next: Some(Bytes::from_static(b"next")) }),
         response::names(&["one".to_owned(), "two".to_owned()]),
         response::savepoint(&Savepoint::default()),
+        CopyStatus { registered: installation().registered, ..CopyStatus::default() }.encode().into(),
+        scanned(&RowsPage { rows: Vec::new(), next: Some(Bytes::from_static(b"row")) }),
     ]
     .map(|parts| parts.concat().to_vec())
     .into_iter()
@@ -128,7 +149,7 @@ fn answering(write: impl FnOnce(&mut ResponseWriter)) -> GatherList {
     response.done()
 }
 
-const ANSWERS: u8 = 12;
+const ANSWERS: u8 = 14;
 
 /// The first byte says which answer is expected.
 fn answers(input: &[u8]) {
@@ -173,7 +194,9 @@ fn answers(input: &[u8]) {
         8 => read_into(input, 2, |list| response::read_versions(given, 2, list), ResponseWriter::version),
         9 => read(input, || response::read_page(given), |page| response::page(&page)),
         10 => read(input, || response::read_names(given), |names| response::names(&names)),
-        _ => read(input, || response::read_savepoint(given), |savepoint| response::savepoint(&savepoint)),
+        11 => read(input, || response::read_savepoint(given), |savepoint| response::savepoint(&savepoint)),
+        12 => read(input, || CopyStatus::decode(given), |status| status.encode().into()),
+        _ => read(input, || read_scanned(given), |page| scanned(&page)),
     };
     if let Some(again) = again {
         assert_eq!(again.concat(), whole, "an answer has one encoding");

@@ -12,6 +12,7 @@ use base::{BlockNumber, Bytes, Epoch, TxId, TxIndex, Version};
 use wire::hello;
 use wire::{Input, Malformed, Reader, VersionRange, Writer};
 
+use super::view::{Installation, ViewId};
 use super::{CHANNEL_BYTES_MAX, TOKEN_BYTES_MAX};
 use crate::blocks::{ChainTip, NewBlock, StoredBlock, TransactionList, TransactionLocation, encode_transactions};
 use crate::state_store::KEYS_MAX;
@@ -193,6 +194,21 @@ pub enum Request {
         newest: Epoch,
         channel: String,
     },
+    /// What the node has of its copy of a channel.
+    CopyStatus(String),
+    /// Begin this epoch of a channel, if the node has no newer view than this one.
+    BeginIn {
+        epoch: Epoch,
+        newest: ViewId,
+        channel: String,
+    },
+    /// Take over a view.
+    Install {
+        installation: Installation,
+        channel: String,
+    },
+    /// Whether this is the newest view.
+    CheckView(ViewId),
     /// A request for private rows, which [`super::private_message`] decodes.
     Private(Bytes),
     /// Which blocks wrote a key.
@@ -482,6 +498,16 @@ impl Request {
             Request::Epoch(channel) => named(23, channel),
             Request::Begin(channel) => named(24, channel),
             Request::BeginAfter { newest, channel } => message(27).u64(newest.get()).text(channel).done(),
+            Request::CopyStatus(channel) => named(29, channel),
+            Request::BeginIn { epoch, newest, channel } => {
+                message(30).u64(epoch.get()).u64(newest.number).u64(newest.epoch.get()).text(channel).done()
+            }
+            Request::Install { installation, channel } => {
+                let mut writer = message(31);
+                installation.put(&mut writer);
+                writer.text(channel).done()
+            }
+            Request::CheckView(view) => message(32).u64(view.number).u64(view.epoch.get()).done(),
             Request::Private(body) => message(28).put(body).done(),
             Request::History { below, limit, namespace, key } => history(*below, *limit, namespace, key),
         };
@@ -527,6 +553,17 @@ impl Request {
                 let (namespace, key) = (fields.text(NAMESPACE_BYTES_MAX)?, read_key(&mut fields)?);
                 Request::History { below, limit, namespace, key }
             }
+            29 => Request::CopyStatus(fields.text(CHANNEL_BYTES_MAX)?),
+            30 => Request::BeginIn {
+                epoch: fields.epoch()?,
+                newest: ViewId { number: fields.u64()?, epoch: fields.epoch()? },
+                channel: fields.text(CHANNEL_BYTES_MAX)?,
+            },
+            31 => Request::Install {
+                installation: Installation::read(&mut fields)?,
+                channel: fields.text(CHANNEL_BYTES_MAX)?,
+            },
+            32 => Request::CheckView(ViewId { number: fields.u64()?, epoch: fields.epoch()? }),
             28 => return Ok(Request::Private(fields.rest())),
             _ => return Err(fields.malformed("unknown request")),
         };

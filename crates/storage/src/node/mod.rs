@@ -30,6 +30,17 @@
 //!    height and the hash in the node's answer show whether its block arrived. If the block did not arrive, the client
 //!    sends it again.
 //!
+//! Other storage nodes may have copies of a channel. A node then keeps the newest [`View`] of the copies beside the epoch, and the
+//! steps differ as follows; the crate `storage_copies` says why.
+//!
+//! 8. A candidate chooses the epoch itself, newer than any of the copies has, and has each complete copy begin it
+//!    ([`begin_epoch_in`]). A node that has a newer view than the candidate knows refuses. It refuses step 0, and opening a link
+//!    begins no epoch.
+//! 9. The primary gives each copy a new view under its epoch ([`install_view`]). A node takes only newer views. A node that becomes
+//!    a learner removes its private rows first, or everything if its blocks are not all of the chain; a crash does not interrupt
+//!    that for good. A learner takes blocks of earlier epochs, too, since these are copied to it.
+//! 10. A client that adds transient rows names the view that it knows, and the node refuses if it has another one.
+//!
 //! Invariants:
 //! * Once the node has answered an opening under epoch `e`, it appends no block and prunes no rows for an older epoch;
 //!   this survives crashes.
@@ -50,6 +61,7 @@
 mod append_driver;
 mod backoff;
 mod channel;
+mod channel_copy;
 mod client;
 mod config;
 mod delay;
@@ -65,12 +77,17 @@ mod remote_blocks;
 mod remote_private;
 mod remote_reads;
 mod remote_state;
+mod reset;
 mod server;
 mod tx_id_filter;
+mod view;
 
 use backoff::retry_backoff;
 pub use backoff::{BACKOFF_MAX, BACKOFF_MIN};
-pub use client::{RemoteStoreConfig, begin_epoch, begin_epoch_after, channels, newest_epoch};
+pub use client::{
+    RemoteStoreConfig, begin_epoch, begin_epoch_after, begin_epoch_in, channels, copy_status, install_view,
+    newest_epoch,
+};
 pub use config::StorageNodeConfig;
 use delay::hold_up;
 pub use limits::{
@@ -84,6 +101,9 @@ pub use remote_private::RemotePrivateRows;
 pub use remote_reads::RemoteReads;
 pub use remote_state::RemoteStateStore;
 pub use server::StorageNode;
+pub use view::{
+    COPIES_MAX, COPY_NAME_BYTES_MAX, ChannelCopy, CopyReset, CopyStatus, Installation, RegisteredView, View, ViewId,
+};
 
 #[cfg(test)]
 mod tests;

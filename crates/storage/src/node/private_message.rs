@@ -2,18 +2,27 @@
 //! and their answers are those of the requests for the rows of the world state.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+use base::rt::net::GatherList;
 use base::untrusted::AllocationBudget;
 use base::{BlockNumber, Bytes, Epoch, Version};
 use wire::{Malformed, Reader, Writer};
 
 use super::message::{KeyList, read_key, read_keys};
-use crate::private::{PrivateRow, PrivateTable};
+use super::view::ViewId;
+use crate::private::{PrivateRow, PrivateTable, RowsPage};
 use crate::tables::NAMESPACE_BYTES_MAX;
 
 const WRITE: u8 = 1;
 const ROWS: u8 = 2;
 const RANGE: u8 = 3;
 const PRUNE: u8 = 4;
+const WRITE_COPIED: u8 = 5;
+const SCAN: u8 = 6;
+const COPY: u8 = 7;
+/// Bytes of a row key at most.
+const ROW_KEY_BYTES_MAX: usize = u16::MAX as usize;
+/// Rows of a page of [`PrivateAsk::Scan`] at most.
+pub const SCAN_ROWS_LIMIT: usize = 4096;
 
 /// A request for private rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,11 +33,24 @@ pub struct PrivateRequest {
     pub ask: PrivateAsk,
 }
 
+/// What a write says that goes to all copies of a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopiedWrite {
+    /// The view that its writer knows.
+    pub view: ViewId,
+    /// The primary's number for the write; counts for committed data only.
+    pub number: u64,
+}
+
 /// What a client asks of private rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PrivateAsk {
     /// Write rows. The epoch counts for committed data only.
-    Write { epoch: Epoch, rows: Vec<PrivateRow> },
+    Write { epoch: Epoch, copied: Option<CopiedWrite>, rows: Vec<PrivateRow> },
+    /// The rows of all keys and versions, from a place on.
+    Scan { from: Bytes, limit: u32 },
+    /// Add rows that another copy has, unless they are here.
+    Copy { epoch: Epoch, rows: Vec<PrivateRow> },
     /// Read rows.
     Rows { through: BlockNumber, keys: KeyList },
     /// Read a range.
@@ -50,12 +72,20 @@ impl PrivateRequest {
             PrivateTable::Transient => 1,
         });
         match &self.ask {
-            PrivateAsk::Write { epoch, rows } => {
-                writer.u8(WRITE).u64(epoch.get()).u32(u32::try_from(rows.len()).unwrap_or(u32::MAX));
-                for PrivateRow { namespace, key, version, value } in rows {
-                    writer.text(namespace).long(key).u64(version.block).u32(version.tx).u8(u8::from(value.is_some()));
-                    writer.long(value.as_deref().unwrap_or_default());
-                }
+            PrivateAsk::Write { epoch, copied: None, rows } => {
+                writer.u8(WRITE).u64(epoch.get());
+                put_rows(&mut writer, rows);
+            }
+            PrivateAsk::Write { epoch, copied: Some(CopiedWrite { view, number }), rows } => {
+                writer.u8(WRITE_COPIED).u64(epoch.get()).u64(view.number).u64(view.epoch.get()).u64(*number);
+                put_rows(&mut writer, rows);
+            }
+            PrivateAsk::Scan { from, limit } => {
+                writer.u8(SCAN).u32(*limit).long(from);
+            }
+            PrivateAsk::Copy { epoch, rows } => {
+                writer.u8(COPY).u64(epoch.get());
+                put_rows(&mut writer, rows);
             }
             PrivateAsk::Rows { through, keys } => {
                 writer.u8(ROWS).u64(through.get());
@@ -86,13 +116,21 @@ impl PrivateRequest {
         let ask = match fields.u8()? {
             WRITE => {
                 let epoch = Epoch(fields.u64()?);
-                let count = fields.u32()? as usize;
-                let room = allowance.take(count, ROW_BYTES).ok_or_else(|| fields.malformed(TOO_SMALL))?;
-                let mut rows = Vec::with_capacity(room);
-                for _ in 0..count {
-                    rows.push(read_row(&mut fields)?);
-                }
-                PrivateAsk::Write { epoch, rows }
+                PrivateAsk::Write { epoch, copied: None, rows: read_rows(&mut fields, &mut allowance)? }
+            }
+            WRITE_COPIED => {
+                let epoch = Epoch(fields.u64()?);
+                let view = ViewId { number: fields.u64()?, epoch: Epoch(fields.u64()?) };
+                let copied = Some(CopiedWrite { view, number: fields.u64()? });
+                PrivateAsk::Write { epoch, copied, rows: read_rows(&mut fields, &mut allowance)? }
+            }
+            SCAN => {
+                let limit = fields.u32()?;
+                PrivateAsk::Scan { from: fields.long(ROW_KEY_BYTES_MAX)?, limit }
+            }
+            COPY => {
+                let epoch = Epoch(fields.u64()?);
+                PrivateAsk::Copy { epoch, rows: read_rows(&mut fields, &mut allowance)? }
             }
             ROWS => PrivateAsk::Rows { through: BlockNumber(fields.u64()?), keys: read_keys(&mut fields)? },
             RANGE => {
@@ -111,6 +149,47 @@ impl PrivateRequest {
         };
         fields.end().map(|()| PrivateRequest { table, ask })
     }
+}
+
+fn put_rows(writer: &mut Writer, rows: &[PrivateRow]) {
+    writer.u32(u32::try_from(rows.len()).unwrap_or(u32::MAX));
+    for PrivateRow { namespace, key, version, value } in rows {
+        writer.text(namespace).long(key).u64(version.block).u32(version.tx).u8(u8::from(value.is_some()));
+        writer.long(value.as_deref().unwrap_or_default());
+    }
+}
+
+fn read_rows(fields: &mut Reader<Bytes>, allowance: &mut AllocationBudget) -> Result<Vec<PrivateRow>, Malformed> {
+    let count = fields.u32()? as usize;
+    let room = allowance.take(count, ROW_BYTES).ok_or_else(|| fields.malformed(TOO_SMALL))?;
+    let mut rows = Vec::with_capacity(room);
+    for _ in 0..count {
+        rows.push(read_row(fields)?);
+    }
+    Ok(rows)
+}
+
+/// The answer to [`PrivateAsk::Scan`].
+pub fn scanned(page: &RowsPage) -> GatherList {
+    let mut writer = Writer::new();
+    writer.flag(page.next.is_some()).long(page.next.as_deref().unwrap_or_default());
+    put_rows(&mut writer, &page.rows);
+    writer.done().into()
+}
+
+/// Reads that answer.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn read_scanned(answer: Bytes) -> Result<RowsPage, Malformed> {
+    let mut allowance = AllocationBudget::authenticated(answer.len());
+    let mut fields = Reader::new(answer);
+    let (has_more, next) = (fields.flag()?, fields.long(ROW_KEY_BYTES_MAX)?);
+    if !has_more && !next.is_empty() {
+        return Err(fields.malformed("a page has no next row, and names it"));
+    }
+    let rows = read_rows(&mut fields, &mut allowance)?;
+    fields.end().map(|()| RowsPage { rows, next: has_more.then_some(next) })
 }
 
 fn read_row(fields: &mut Reader<Bytes>) -> Result<PrivateRow, Malformed> {
@@ -150,7 +229,14 @@ mod tests {
         ];
         let (through, oldest) = (BlockNumber(9), BlockNumber(5));
         for ask in [
-            PrivateAsk::Write { epoch: Epoch(3), rows },
+            PrivateAsk::Write { epoch: Epoch(3), copied: None, rows: rows.clone() },
+            PrivateAsk::Write {
+                epoch: Epoch(3),
+                copied: Some(CopiedWrite { view: ViewId { number: 4, epoch: Epoch(2) }, number: 9 }),
+                rows: rows.clone(),
+            },
+            PrivateAsk::Scan { from: Bytes::from_static(b"from"), limit: 5 },
+            PrivateAsk::Copy { epoch: Epoch(3), rows: rows.clone() },
             PrivateAsk::Rows { through, keys: KeyList::new(&[("n", b"k"), ("m", b"")]) },
             PrivateAsk::Range {
                 through,
@@ -168,6 +254,19 @@ mod tests {
                 for length in 0..encoded.len() {
                     PrivateRequest::decode(encoded.slice(..length)).expect_err("it is cut off");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn pages_survive_their_encoding() {
+        let row = PrivateRow { namespace: "n".to_owned(), key: Bytes::new(), version: Version::new(7, 2), value: None };
+        for next in [None, Some(Bytes::from_static(b"row"))] {
+            let page = RowsPage { rows: vec![row.clone()], next };
+            let answer = scanned(&page).concat();
+            assert_eq!(read_scanned(answer.clone()), Ok(page));
+            for length in 0..answer.len() {
+                read_scanned(answer.slice(..length)).expect_err("it is cut off");
             }
         }
     }

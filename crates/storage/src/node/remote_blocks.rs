@@ -48,6 +48,7 @@ const BLOCK_BYTES_MAX: usize = base::rt::net::rpc::BODY_BYTES_MAX - (1 << 20);
 pub struct RemoteBlocks {
     shared: Arc<RemoteBlocksCore>,
     reads: Arc<NodeSession>,
+    keeps_epochs: bool,
     _tasks: [AbortOnDrop<()>; 2],
 }
 
@@ -58,6 +59,19 @@ impl RemoteBlocks {
     /// # Errors
     /// `Fenced` if a newer primary has opened the channel; `Retry` if the node cannot be reached; its refusal.
     pub async fn open(options: RemoteStoreConfig) -> Result<RemoteBlocks, Error> {
+        RemoteBlocks::open_with(options, false).await
+    }
+
+    /// As [`RemoteBlocks::open`], at a copy that is being built: blocks keep the epochs under which they were first appended, as
+    /// their [`NewBlock::epoch`] says.
+    ///
+    /// # Errors
+    /// As [`RemoteBlocks::open`].
+    pub async fn open_learner(options: RemoteStoreConfig) -> Result<RemoteBlocks, Error> {
+        RemoteBlocks::open_with(options, true).await
+    }
+
+    async fn open_with(options: RemoteStoreConfig, keeps_epochs: bool) -> Result<RemoteBlocks, Error> {
         let (caller, opened) = open_link(&options).await?;
         let Welcome { tip, durable, .. } = opened;
         if durable != tip.height {
@@ -84,12 +98,17 @@ impl RemoteBlocks {
         let driver = rt::spawn(drive(Arc::clone(&shared), caller)).abort_on_drop();
         let reads = Arc::new(NodeSession::new(options, LinkPurpose::Reader, Arc::new(|_| {})));
         let learning = rt::spawn(learn_ids(Arc::clone(&shared), Arc::clone(&reads))).abort_on_drop();
-        Ok(RemoteBlocks { shared, reads, _tasks: [driver, learning] })
+        Ok(RemoteBlocks { shared, reads, keeps_epochs, _tasks: [driver, learning] })
     }
 
     /// The number of blocks that are known to be durable on the node, and the header hash of the last of them.
     pub fn durable_tip(&self) -> (u64, [u8; 32]) {
         lock(&self.shared.state).durable
+    }
+
+    /// Why no more blocks can be appended; `None` while they can.
+    pub fn failure(&self) -> Option<Error> {
+        lock(&self.shared.state).failure.clone()
     }
 
     fn malformed(&self, malformed: Malformed) -> Error {
@@ -124,8 +143,8 @@ impl Blocks for RemoteBlocks {
             number: block.number,
             header_hash: block.header_hash,
             previous_hash: block.previous_hash,
-            // Every block of this object belongs to its own epoch, whatever epoch the caller names.
-            epoch: self.shared.options.epoch,
+            // Every block of this object belongs to its own epoch, whatever epoch the caller names, unless it is copied.
+            epoch: if self.keeps_epochs { block.epoch } else { self.shared.options.epoch },
             payload: Bytes::new(),
             transactions: block.transactions.to_vec(),
         };

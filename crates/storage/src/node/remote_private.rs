@@ -8,10 +8,11 @@ use wire::Malformed;
 
 use super::client::{NodeSession, RemoteStoreConfig};
 use super::message::{KeyList, LinkPurpose, Request, response};
-use super::private_message::{PrivateAsk, PrivateRequest};
+use super::private_message::{CopiedWrite, PrivateAsk, PrivateRequest, SCAN_ROWS_LIMIT, read_scanned};
+use super::view::ViewId;
 use super::{RESPONSE_TIMEOUT, WORK_TIMEOUT};
 use crate::Error;
-use crate::private::{PrivateRow, PrivateRows, PrivateTable};
+use crate::private::{PrivateRow, PrivateRows, PrivateTable, RowsPage};
 use crate::state_store::check_keys;
 use crate::tables::{RangePage, RangeQuery, Row, check_key};
 
@@ -49,12 +50,44 @@ impl RemotePrivateRows {
     }
 }
 
+impl RemotePrivateRows {
+    /// As [`PrivateRows::write`], for a channel with several copies: the caller writes to all of them, and names the view that it
+    /// knows. `number` is the primary's number for the write.
+    ///
+    /// # Errors
+    /// As [`PrivateRows::write`]; `Retry` if transient rows are written in another view than the node's.
+    pub async fn write_copied(&self, rows: Vec<PrivateRow>, view: ViewId, number: u64) -> Result<(), Error> {
+        rows.iter().try_for_each(|row| check_key(&row.namespace, &row.key))?;
+        let epoch = self.session.options().epoch;
+        let copied = Some(CopiedWrite { view, number });
+        self.ask(PrivateAsk::Write { epoch, copied, rows }, WORK_TIMEOUT).await.map(drop)
+    }
+
+    /// The rows of all keys and versions in the order of their keys, from a place on; for a primary that copies them.
+    ///
+    /// # Errors
+    /// As [`PrivateRows::get_many`].
+    pub async fn scan(&self, from: Bytes) -> Result<RowsPage, Error> {
+        let response = self.ask(PrivateAsk::Scan { from, limit: SCAN_ROWS_LIMIT as u32 }, RESPONSE_TIMEOUT).await?;
+        read_scanned(response).map_err(|malformed| self.malformed(malformed))
+    }
+
+    /// Adds rows of another copy to one that is being built. Rows that are there stay as they are.
+    ///
+    /// # Errors
+    /// As [`PrivateRows::write`]; `Rejected` unless the copy is being built.
+    pub async fn copy(&self, rows: Vec<PrivateRow>) -> Result<(), Error> {
+        let epoch = self.session.options().epoch;
+        self.ask(PrivateAsk::Copy { epoch, rows }, WORK_TIMEOUT).await.map(drop)
+    }
+}
+
 #[async_trait::async_trait]
 impl PrivateRows for RemotePrivateRows {
     async fn write(&self, rows: Vec<PrivateRow>) -> Result<(), Error> {
         rows.iter().try_for_each(|row| check_key(&row.namespace, &row.key))?;
         let epoch = self.session.options().epoch;
-        self.ask(PrivateAsk::Write { epoch, rows }, WORK_TIMEOUT).await.map(drop)
+        self.ask(PrivateAsk::Write { epoch, copied: None, rows }, WORK_TIMEOUT).await.map(drop)
     }
 
     async fn get_many(&self, keys: &[(&str, &[u8])], through: BlockNumber) -> Result<Vec<Option<Row>>, Error> {

@@ -9,6 +9,7 @@ use wire::Malformed;
 use super::RESPONSE_TIMEOUT;
 use super::client::{NodeSession, RemoteStoreConfig};
 use super::message::{self, LinkPurpose, Request, response};
+use super::view::ViewId;
 use crate::Error;
 use crate::blocks::{StoredBlocks, TransactionLocation};
 use crate::history::{History, HistoryQuery};
@@ -23,6 +24,14 @@ impl RemoteReads {
     /// Contacts no node yet; the epoch is ignored.
     pub fn new(options: RemoteStoreConfig) -> RemoteReads {
         RemoteReads { session: NodeSession::new(options, LinkPurpose::Reader, Arc::new(|_| {})) }
+    }
+
+    /// Confirms that this is the newest view of the channel's copies that the node has.
+    ///
+    /// # Errors
+    /// `Retry` if it has another one, or gives no answer; its refusal.
+    pub async fn check_view(&self, view: ViewId) -> Result<(), Error> {
+        self.ask(Request::CheckView(view).encode()).await.map(drop)
     }
 
     async fn ask(&self, request: impl Into<base::rt::net::GatherList>) -> Result<Bytes, Error> {

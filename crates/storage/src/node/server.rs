@@ -18,7 +18,8 @@ use super::engine_failure::EngineFailure;
 use super::message::{
     Hello, LinkPurpose, Notification, PROTOCOL_VERSIONS, Request, response, response::ResponseWriter,
 };
-use super::private_message::{PrivateAsk, PrivateRequest};
+use super::private_message::{PrivateAsk, PrivateRequest, SCAN_ROWS_LIMIT, scanned};
+use super::view::{CopyStatus, Installation, ViewId};
 use super::{CHANNEL_BYTES_MAX, CHANNELS_MAX, LINKS_MAX, REQUESTS_MAX, RESPONSE_BYTES_SOFT_MAX};
 use crate::blocks::Blocks;
 use crate::private::{PrivateRows, PrivateTable};
@@ -182,15 +183,46 @@ impl StorageNodeCore {
         self.channel(name, true).await?.begin(newest).await
     }
 
+    async fn begin_in(&self, name: &str, epoch: Epoch, newest: ViewId) -> Result<GatherList, Error> {
+        Ok(self.channel(name, true).await?.begin_in(epoch, newest).await?.encode().into())
+    }
+
+    async fn install(&self, name: &str, installation: Installation) -> Result<(), Error> {
+        if !installation.registered.is_learner() {
+            return self.channel(name, true).await?.install_member(installation).await;
+        }
+        let channel = self.channel(name, true).await?;
+        // Nobody opens the channel meanwhile.
+        let mut channels = self.channels.lock().await;
+        let outcome = channel.install_learner(&self.options, installation).await;
+        if !channel.is_writable() {
+            channel.end().await;
+            channels.remove(name);
+        }
+        outcome
+    }
+
     /// The newest epoch of a channel; 0 if the channel does not exist.
     async fn epoch(&self, name: &str) -> Result<Epoch, Error> {
         check_channel_name(name)?;
-        super::epoch::read(&self.options.data.subdirectory(EPOCHS).await?, name)
+        Ok(super::epoch::read(&self.options.data.subdirectory(EPOCHS).await?, name)?.epoch)
     }
 
     fn error(&self, kind: ErrorKind, text: &str) -> Error {
         Error::Remote { node: self.options.name.as_str().into(), kind, text: text.to_owned() }
     }
+}
+
+/// What this node has of a channel; the channel is not created. In a task: a caller may not wait as long as opening takes, and asks
+/// again.
+async fn copy_status(shared: Arc<StorageNodeCore>, name: String) -> Result<GatherList, Error> {
+    let task = rt::spawn(async move {
+        check_channel_name(&name)?;
+        let is_known = shared.names().await?.contains(&name) || shared.epoch(&name).await? > Epoch(0);
+        let status = if is_known { shared.channel(&name, true).await?.copy_status() } else { CopyStatus::default() };
+        Ok(status.encode().into())
+    });
+    task.await.unwrap_or(Err(Error::Invalid("the node stopped before the channel was open")))
 }
 
 /// A channel's name becomes the name of directories and files.
@@ -235,7 +267,8 @@ impl LinkIdentity {
         let is_primary = |epoch: &Epoch| self.purpose == LinkPurpose::Materializer && *epoch == self.epoch;
         match &request.ask {
             PrivateAsk::Write { epoch, .. } => request.table == PrivateTable::Transient || is_primary(epoch),
-            PrivateAsk::Prune { epoch, .. } => is_primary(epoch),
+            PrivateAsk::Prune { epoch, .. } | PrivateAsk::Copy { epoch, .. } => is_primary(epoch),
+            PrivateAsk::Scan { .. } => self.purpose == LinkPurpose::Materializer,
             PrivateAsk::Rows { .. } | PrivateAsk::Range { .. } => true,
         }
     }
@@ -274,6 +307,13 @@ impl RpcHandler for ClientLink {
                         .await
                         .map(|epoch| response::number(epoch.get()))
                         .map_err(rejection),
+                    Request::CopyStatus(name) => copy_status(shared, name).await.map_err(rejection),
+                    Request::BeginIn { epoch, newest, channel } => {
+                        shared.begin_in(&channel, epoch, newest).await.map_err(rejection)
+                    }
+                    Request::Install { installation, channel } => {
+                        shared.install(&channel, installation).await.map(|()| GatherList::default()).map_err(rejection)
+                    }
                     _ => Err(Rejection::new(ErrorKind::Rejected, "this link was opened without a channel")),
                 }
             });
@@ -400,6 +440,9 @@ async fn answer_request(channel: Arc<StoredChannel>, request: Request) -> Result
         | Request::Epoch(_)
         | Request::Begin(_)
         | Request::BeginAfter { .. }
+        | Request::CopyStatus(_)
+        | Request::BeginIn { .. }
+        | Request::Install { .. }
         | Request::Private(_) => {
             return Err(Error::Invalid("this request is not answered on the link of a channel"));
         }
@@ -462,6 +505,10 @@ async fn answer_request(channel: Arc<StoredChannel>, request: Request) -> Result
             channel.confirm(epoch)?;
             GatherList::default()
         }
+        Request::CheckView(view) => {
+            channel.check_view(view)?;
+            GatherList::default()
+        }
     })
 }
 
@@ -469,9 +516,17 @@ async fn answer_request(channel: Arc<StoredChannel>, request: Request) -> Result
 async fn answer_private(channel: Arc<StoredChannel>, request: PrivateRequest) -> Result<GatherList, Error> {
     let PrivateRequest { table, ask } = request;
     Ok(match ask {
-        PrivateAsk::Write { epoch, rows } => {
-            channel.write_private(table, epoch, rows).await?;
+        PrivateAsk::Write { epoch, copied, rows } => {
+            channel.write_private(table, epoch, copied, rows).await?;
             GatherList::default()
+        }
+        PrivateAsk::Copy { epoch, rows } => {
+            channel.copy_private(table, epoch, rows).await?;
+            GatherList::default()
+        }
+        PrivateAsk::Scan { from, limit } => {
+            let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(SCAN_ROWS_LIMIT);
+            scanned(&channel.private(table).scan(&from, limit)?)
         }
         PrivateAsk::Rows { through, keys } => {
             let (mut response, mut bytes) = (ResponseWriter::default(), 0_usize);

@@ -37,6 +37,15 @@ pub struct PrivateRow {
     pub value: Option<Bytes>,
 }
 
+/// Rows of all versions, in the order of their keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RowsPage {
+    /// The rows.
+    pub rows: Vec<PrivateRow>,
+    /// Where the next page begins; `None` if there are no more rows.
+    pub next: Option<Bytes>,
+}
+
 /// One table of private rows of a channel; see [the module](super).
 #[async_trait::async_trait]
 pub trait PrivateRows: Send + Sync + 'static {

@@ -17,5 +17,5 @@ mod local;
 #[cfg(test)]
 mod tests;
 
-pub use interface::{PrivateRow, PrivateRows, PrivateTable};
+pub use interface::{PrivateRow, PrivateRows, PrivateTable, RowsPage};
 pub use local::LocalPrivateRows;

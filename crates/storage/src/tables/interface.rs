@@ -5,6 +5,7 @@ use std::sync::Arc;
 use base::{BlockNumber, Bytes, Version};
 
 use crate::Error;
+use crate::private::RowsPage;
 use crate::tables::batch::RowBatch;
 use crate::tables::savepoint::Savepoint;
 
@@ -89,6 +90,15 @@ pub trait TablesEngine: Send + Sync + 'static {
     /// # Errors
     /// As [`TablesEngine::tables`].
     async fn open(&self, name: &str, readable: ReadableFrom) -> Result<Arc<dyn Tables>, Error>;
+
+    /// Removes all rows of the tables of this name and their savepoint. Durable on return. Handles of these tables must not be
+    /// used any more; opening the name again gives empty tables.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from an engine that cannot; errors of the engine, after which some rows may be gone.
+    async fn clear(&self, _name: &str) -> Result<(), Error> {
+        Err(Error::Invalid("this engine does not remove tables"))
+    }
 }
 
 /// Below which block reads are refused until [`Tables::prune`] raises the bound.
@@ -176,6 +186,23 @@ pub trait Tables: Send + Sync + 'static {
     /// # Errors
     /// Engine errors.
     fn namespaces(&self) -> Result<Vec<String>, Error>;
+
+    /// Whether the tables hold this very row.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from tables that cannot tell; engine errors.
+    fn has_row(&self, _namespace: &str, _key: &[u8], _version: Version, _is_live: bool) -> Result<bool, Error> {
+        Err(Error::Invalid("these tables do not tell single rows"))
+    }
+
+    /// The rows of all keys and versions, in the order of row keys, from a place on (empty: from the first row on); at most
+    /// `limit`, fewer if they are large ([`SCAN_BYTES_SOFT_MAX`]). For copying tables; sees rows that are not durable yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] from tables that cannot be scanned; engine errors.
+    fn scan(&self, _from: &[u8], _limit: usize) -> Result<RowsPage, Error> {
+        Err(Error::Invalid("these tables cannot be scanned"))
+    }
 
     /// Declares that no reader will ask for a block below `oldest`: for each key, the call may remove the versions that the
     /// newest one at or below `oldest` supersedes, and that one too if it is a deletion that is durably covered. Examines

@@ -30,6 +30,7 @@ mod key;
 mod model;
 mod prune;
 mod savepoint;
+mod scan;
 
 pub use batch::RowBatch;
 pub use fjall::{FjallConfig, FjallEngine};

@@ -6,6 +6,7 @@ use wire::VersionRange;
 
 use super::*;
 use crate::blocks::{StoredBlock, TransactionLocation};
+use crate::node::epoch::EpochRecord;
 use crate::node::message::{AppendRequest, Hello, KeyList, Notification, Request, TxIdList, Welcome, response};
 use crate::tables::{RangeEntry, RangePage, Row, Savepoint};
 
@@ -202,12 +203,33 @@ fn bytes_by_chance_are_refused_and_never_panic() {
 
 #[test]
 fn an_epoch_file_has_the_documented_bytes_and_damage_is_found() {
-    let bytes = epoch::encode(Epoch(7));
+    let record = EpochRecord { epoch: Epoch(7), ..EpochRecord::default() };
+    let bytes = epoch::encode(&record);
     assert_eq!(bytes[..24], *b"HEDDLEEP\x01\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0");
     assert_eq!(bytes[24..], crate::checksum(&bytes[..24]).to_le_bytes());
-    assert_eq!(epoch::decode(&bytes), Ok(Epoch(7)));
+    assert_eq!(epoch::decode(&bytes), Ok(record));
     for at in 0..bytes.len() {
-        let mut damaged = bytes;
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x10;
+        assert!(epoch::decode(&damaged).is_err(), "byte {at}");
+        assert!(epoch::decode(&bytes[..at]).is_err(), "{at} bytes");
+    }
+}
+
+#[test]
+fn an_epoch_file_with_a_view_has_the_documented_bytes_and_damage_is_found() {
+    let copy = |name: &str, is_learner| ChannelCopy { name: name.to_owned(), is_learner };
+    let view = View { id: ViewId { number: 3, epoch: Epoch(2) }, copies: vec![copy("a", false), copy("b", true)] };
+    let registered = RegisteredView { view, own: Some(1) };
+    let record = EpochRecord { epoch: Epoch(7), registered, reset: CopyReset::PrivateRows };
+    let bytes = epoch::encode(&record);
+    let expected = b"HEDDLEEP\x02\0\0\0\0\0\0\0\x07\0\0\0\0\0\0\0\x01\x03\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x02\0\x01\0a\x01\x01\0b\x01";
+    let at = bytes.len() - 8;
+    assert_eq!(bytes[..at], expected[..]);
+    assert_eq!(bytes[at..], crate::checksum(&bytes[..at]).to_le_bytes());
+    assert_eq!(epoch::decode(&bytes), Ok(record));
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
         damaged[at] ^= 0x10;
         assert!(epoch::decode(&damaged).is_err(), "byte {at}");
         assert!(epoch::decode(&bytes[..at]).is_err(), "{at} bytes");

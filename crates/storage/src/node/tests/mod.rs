@@ -5,6 +5,7 @@ mod basics;
 mod faults;
 mod messages;
 mod rollback;
+mod views;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,12 +82,17 @@ impl TestBlock {
     }
 
     async fn append(&self, blocks: &dyn Blocks) -> Result<(), Error> {
+        self.append_under(blocks, 0).await
+    }
+
+    /// As `append`, for a store that keeps the block's epoch.
+    async fn append_under(&self, blocks: &dyn Blocks, epoch: u64) -> Result<(), Error> {
         let (head, tail) = self.text.as_bytes().split_at(self.text.len() / 2);
         let new = NewBlock {
             number: BlockNumber(self.number),
             header_hash: self.header_hash,
             previous_hash: self.previous_hash,
-            epoch: Epoch(0),
+            epoch: Epoch(epoch),
             parts: &[Bytes::copy_from_slice(head), Bytes::copy_from_slice(tail)],
             transactions: &self.transactions,
         };

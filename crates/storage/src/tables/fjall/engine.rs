@@ -86,6 +86,14 @@ impl TablesEngine for FjallEngine {
         // Reads at most a few engine blocks, so it is done in place.
         Ok(self.open_tables(name, readable)? as Arc<dyn Tables>)
     }
+
+    async fn clear(&self, name: &str) -> Result<(), Error> {
+        let tables = self.open_tables(name, ReadableFrom::Savepoint)?;
+        rt::blocking(move || tables.clear()).await?;
+        lock(&self.tables).remove(name);
+        self.bounds.of(name).store(0, std::sync::atomic::Ordering::Relaxed);
+        Ok(())
+    }
 }
 
 fn open_database(path: &Path, options: &FjallConfig, bounds: &Arc<MergeBounds>) -> fjall::Result<Database> {

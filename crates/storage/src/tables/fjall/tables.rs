@@ -10,8 +10,10 @@ use base::{BlockNumber, Bytes, Version, rt};
 use fjall::{Database, Keyspace, PersistMode};
 
 use super::hints::{HintLookup, NewestRow, NewestRowHints};
+use crate::private::RowsPage;
 use crate::tables::key::{self, RowKey};
 use crate::tables::prune::PruneSweep;
+use crate::tables::scan::ScannedPage;
 use crate::tables::{
     PruneOutcome, RangeEntry, RangePage, RangeQuery, ReadableFrom, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX,
     Savepoint, Tables, check_follows, check_readable,
@@ -61,6 +63,31 @@ impl FjallTables {
             oldest,
             cursor: Mutex::new(key::first_row()),
         })
+    }
+
+    /// Removes all rows, then the savepoint, durably.
+    pub fn clear(&self) -> Result<(), Error> {
+        const ROWS_TOGETHER: usize = 4096;
+        let _writing = lock(&self.writing);
+        let doing = "removing tables";
+        let (low, high) = (key::first_row(), key::rows_end());
+        loop {
+            let bounds = (Bound::Included(&low[..]), Bound::Excluded(&high[..]));
+            let mut writes = fjall::OwnedWriteBatch::with_capacity(self.database.clone(), ROWS_TOGETHER);
+            let mut removed = 0;
+            for row in self.keyspace.range::<&[u8], _>(bounds).take(ROWS_TOGETHER) {
+                writes.remove(&self.keyspace, row.key().map_err(self.engine_error(doing))?);
+                removed += 1;
+            }
+            if removed == 0 {
+                writes.remove(&self.keyspace, key::SAVEPOINT);
+            }
+            writes.commit().map_err(self.engine_error(doing))?;
+            if removed == 0 {
+                break;
+            }
+        }
+        self.database.persist(PersistMode::SyncData).map_err(self.engine_error(doing))
     }
 
     fn engine_error(&self, doing: &'static str) -> impl Fn(fjall::Error) -> Error + '_ {
@@ -272,6 +299,25 @@ impl Tables for FjallTables {
             }
         }
         Ok(page)
+    }
+
+    fn has_row(&self, namespace: &str, key: &[u8], version: Version, is_live: bool) -> Result<bool, Error> {
+        let mut row = key::prefix(namespace, key);
+        key::push_suffix(&mut row, version, is_live);
+        self.keyspace.contains_key(&row).map_err(self.engine_error("searching a row"))
+    }
+
+    fn scan(&self, from: &[u8], limit: usize) -> Result<RowsPage, Error> {
+        let low = if from.is_empty() { key::first_row() } else { from.to_vec() };
+        let high = key::rows_end();
+        let mut page = ScannedPage::new(limit);
+        for row in self.keyspace.range::<&[u8], _>((Bound::Included(&low[..]), Bound::Excluded(&high[..]))) {
+            let (row, value) = row.into_inner().map_err(self.engine_error("scanning rows"))?;
+            if !page.offer(&row, || Ok(Bytes::copy_from_slice(&value)))? {
+                break;
+            }
+        }
+        Ok(page.done())
     }
 
     fn namespaces(&self) -> Result<Vec<String>, Error> {

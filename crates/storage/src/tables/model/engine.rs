@@ -8,11 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use base::rt::disk::{Directory, File};
 use base::rt::sync::Mutex as AsyncMutex;
-use base::{BlockNumber, Bytes};
+use base::{BlockNumber, Bytes, Version};
 
+use crate::private::RowsPage;
 use crate::tables::key::{self, RowKey};
 use crate::tables::model::log::{Rows, encode_record, log_name, parse_name, replay};
 use crate::tables::prune::PruneSweep;
+use crate::tables::scan::ScannedPage;
 use crate::tables::{
     PruneOutcome, RangeEntry, RangePage, RangeQuery, ReadableFrom, Row, RowBatch, SCAN_BYTES_SOFT_MAX, SCAN_ROWS_MAX,
     Savepoint, Tables, TablesEngine, check_follows, check_readable,
@@ -54,6 +56,22 @@ impl TablesEngine for ModelEngine {
         let opened = Arc::new(ModelTables::open(directory, readable).await?);
         tables.insert(name.to_string(), Arc::clone(&opened));
         Ok(opened)
+    }
+
+    async fn clear(&self, name: &str) -> Result<(), Error> {
+        let mut tables = self.tables.lock().await;
+        tables.remove(name);
+        let path = self.directory.path().join(name);
+        let io = |error| Error::io("removing the tables in", &path, error);
+        let directory = self.directory.subdirectory(name).await.map_err(io)?;
+        let mut logs = directory.list().map_err(io)?;
+        // The newest log last: what a crash leaves is the newest rows, or none.
+        logs.sort_by_key(|name| parse_name(name));
+        for log in logs {
+            directory.remove(&log).map_err(io)?;
+            directory.sync().await.map_err(io)?;
+        }
+        Ok(())
     }
 }
 
@@ -282,6 +300,24 @@ impl Tables for ModelTables {
                 }
             }
             Ok(page)
+        })
+    }
+
+    fn has_row(&self, namespace: &str, key: &[u8], version: Version, is_live: bool) -> Result<bool, Error> {
+        let mut row = key::prefix(namespace, key);
+        key::push_suffix(&mut row, version, is_live);
+        Ok(self.read(|state| state.rows.contains_key(&row[..])))
+    }
+
+    fn scan(&self, from: &[u8], limit: usize) -> Result<RowsPage, Error> {
+        self.read(|state| {
+            let mut page = ScannedPage::new(limit);
+            for (row, value) in state.rows.range::<[u8], _>((Bound::Included(from), Bound::Unbounded)) {
+                if !page.offer(row, || Ok(value.clone()))? {
+                    break;
+                }
+            }
+            Ok(page.done())
         })
     }
 
