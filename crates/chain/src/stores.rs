@@ -14,15 +14,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use base::rt;
 use base::rt::disk::Directory;
-use base::{Bytes, Epoch, ErrorKind};
+use base::{Epoch, ErrorKind};
 use ledger::materialize::BlockMaterializer;
 use replica::PrimaryRole;
 use state::{Monolithic, WorldState};
 use storage::blocks::{BlockStore, BlockStoreConfig, Blocks};
-use storage::node::{RemoteBlocks, RemotePrivateRows, RemoteStateStore, RemoteStoreConfig};
+use storage::node::{RemoteBlocks, RemotePrivateRows, RemoteStateStore};
 use storage::state_store::check_savepoint;
 use storage::tables::TablesEngine;
 use storage::{GroupSync, History, LocalHistory, LocalPrivateRows, PrivateTable, StateStore, Watermark, WatermarkFile};
+use storage_copies::{ChannelCopies, CopiedBlocks, CopySet};
 
 use crate::Error;
 use private_data::PrivateStore;
@@ -145,13 +146,12 @@ pub trait WorldStateFactory: Send + Sync + 'static {
     async fn open(&self, channel: &str, rows: Arc<dyn StateStore>) -> Result<Arc<dyn WorldState>, Error>;
 }
 
-/// Blocks and rows at a storage node, written under one epoch; see [`storage::node`].
+/// Blocks and rows at a storage node, or at several that have copies, written under one epoch; see [`storage::node`] and
+/// [`storage_copies`].
 #[derive(Clone)]
 pub struct NodeStores {
-    /// Where the node serves links.
-    pub address: String,
-    /// The token that the node requires.
-    pub token: Bytes,
+    /// The storage nodes; the first one has a channel that has no other copies.
+    pub storage: CopySet,
     /// The epoch of this compute node as the primary.
     pub epoch: Epoch,
     /// Opens the world state over the rows of the storage node.
@@ -163,35 +163,23 @@ pub struct NodeStores {
 #[async_trait]
 impl PeerStores for NodeStores {
     async fn channels(&self) -> Result<Vec<String>, Error> {
-        let mut channels = storage::node::channels(&self.address, &self.token).await?;
+        let mut channels = storage_copies::channels(&self.storage).await?;
         channels.retain(|name| ledger::config::check_channel_name(name).is_ok());
         Ok(channels)
     }
 
     async fn open(&self, channel: &str) -> Result<ChannelStores, Error> {
-        let options = RemoteStoreConfig {
-            address: self.address.clone(),
-            token: self.token.clone(),
-            channel: channel.to_owned(),
-            epoch: self.epoch,
-        };
+        if storage_copies::has_copies(&self.storage, channel).await? {
+            let copies = ChannelCopies::open(self.storage.clone(), channel, self.epoch).await?;
+            let (blocks, rows, [committed, transient]) = (copies.blocks(), copies.rows(), copies.private());
+            return self.finish(channel, blocks, rows, PrivateStore::new(committed, transient)).await;
+        }
+        let options = self.storage.first_remote(channel, self.epoch);
         // First, because it fences the old primary.
         let blocks = Arc::new(RemoteBlocks::open(options.clone()).await?);
-        if let Some(watermark) = &self.watermark {
-            drop(rt::spawn(record_watermark(Arc::downgrade(&blocks), watermark.clone())));
-        }
         let private = PrivateStore::remote(RemotePrivateRows::of_primary(options.clone()));
         let rows = Arc::new(RemoteStateStore::open(options).await?);
-        let state = self.states.open(channel, rows.clone()).await?;
-        // Opening may take long. Meanwhile the savepoint may move, even on behalf of a newer primary.
-        if state.height() > blocks.tip().height {
-            return Err(Error::Storage(storage::Error::Remote {
-                node: self.address.as_str().into(),
-                kind: ErrorKind::Fenced,
-                text: format!("block {} there was not written under epoch {}", state.height() - 1, self.epoch),
-            }));
-        }
-        Ok(ChannelStores { blocks, state, history: rows, private })
+        self.finish(channel, blocks, rows, private).await
     }
 
     /// Records the blocks that became durable after the last note of [`record_watermark`]: without this, their loss would go
@@ -205,8 +193,50 @@ impl PeerStores for NodeStores {
     }
 }
 
+impl NodeStores {
+    /// Opens the state over rows whose blocks are open.
+    async fn finish<B: DurableTip, R: StateStore + History>(
+        &self,
+        channel: &str,
+        blocks: Arc<B>,
+        rows: Arc<R>,
+        private: PrivateStore,
+    ) -> Result<ChannelStores, Error> {
+        if let Some(watermark) = &self.watermark {
+            drop(rt::spawn(record_watermark(Arc::downgrade(&blocks), watermark.clone())));
+        }
+        let state = self.states.open(channel, rows.clone()).await?;
+        // Opening may take long. Meanwhile the savepoint may move, even on behalf of a newer primary.
+        if state.height() > blocks.tip().height {
+            return Err(Error::Storage(storage::Error::Remote {
+                node: self.storage.first().address.as_str().into(),
+                kind: ErrorKind::Fenced,
+                text: format!("block {} there was not written under epoch {}", state.height() - 1, self.epoch),
+            }));
+        }
+        Ok(ChannelStores { blocks, state, history: rows, private })
+    }
+}
+
+/// Blocks that tell the last one that is durable.
+trait DurableTip: Blocks {
+    fn durable_tip(&self) -> (u64, [u8; 32]);
+}
+
+impl DurableTip for RemoteBlocks {
+    fn durable_tip(&self) -> (u64, [u8; 32]) {
+        RemoteBlocks::durable_tip(self)
+    }
+}
+
+impl DurableTip for CopiedBlocks {
+    fn durable_tip(&self) -> (u64, [u8; 32]) {
+        CopiedBlocks::durable_tip(self)
+    }
+}
+
 /// Notes how many blocks are durable at the storage node, until the blocks are dropped.
-async fn record_watermark(blocks: Weak<RemoteBlocks>, watermark: Arc<WatermarkFile>) {
+async fn record_watermark<B: DurableTip>(blocks: Weak<B>, watermark: Arc<WatermarkFile>) {
     let Some(mut durable) = blocks.upgrade().map(|blocks| blocks.subscribe_durable()) else { return };
     loop {
         durable.borrow_and_update();
@@ -224,7 +254,7 @@ async fn record_watermark(blocks: Weak<RemoteBlocks>, watermark: Arc<WatermarkFi
 impl fmt::Debug for NodeStores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Never the token.
-        f.debug_struct("NodeStores").field("address", &self.address).field("epoch", &self.epoch).finish_non_exhaustive()
+        f.debug_struct("NodeStores").field("storage", &self.storage).field("epoch", &self.epoch).finish_non_exhaustive()
     }
 }
 

@@ -56,6 +56,7 @@ fn run(command: Command) -> Result<(), CommandError> {
             Command::Plan(plan) => command::process::plan(&plan).await,
             Command::Config => output::print(node::HeddleConfig::default_text()),
             Command::Peer(cli::peer::PeerCommand::Memory(memory)) => command::peer::memory(&memory).await,
+            Command::Peer(cli::peer::PeerCommand::Storage(storage)) => command::peer_storage::storage(&storage).await,
             Command::Peer(cli::peer::PeerCommand::Nodes(nodes)) => command::peer::nodes(&nodes).await,
             Command::Peer(cli::peer::PeerCommand::AddNode(node)) => command::peer::add_node(&node).await,
             Command::Peer(cli::peer::PeerCommand::RemoveNode(node)) => command::peer::remove_node(&node).await,

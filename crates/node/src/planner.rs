@@ -9,8 +9,9 @@ use identity::issue::IssuingOrganization as Issuer;
 use replica::CANDIDATES_MAX;
 
 mod parts;
+mod stored;
 
-use parts::{PlanAddresses, PlanSecrets, log_name, memory_name, storage_name};
+use parts::{PlanAddresses, PlanSecrets, log_name, memory_name};
 
 use super::chaincodes::PACKAGES_FOLDER;
 use super::contracts;
@@ -202,7 +203,7 @@ impl Planner<'_> {
         for index in 0..organizations {
             let organization = self.names[index].clone();
             if self.storage_nodes > 0 {
-                let node = self.storage_process(index % self.storage_nodes);
+                let node = self.storage_process(self.stores(index, 0));
                 storage.push(self.inner_at(&node, &format!("storage-{organization}"), next())?);
             }
             let name = compute_name(&organization, 0);
@@ -222,6 +223,10 @@ impl Planner<'_> {
                     among[index].push(self.inner_at(&name, &format!("{name}-among"), next())?);
                 }
             }
+        }
+        let mut copies = Vec::new();
+        for index in 0..organizations {
+            copies.push(self.copy_addresses(index, &mut next)?);
         }
         let (mut keepers, mut log) = (Vec::new(), Vec::new());
         for place in 0..self.log_nodes {
@@ -243,6 +248,7 @@ impl Planner<'_> {
         Ok(PlanAddresses {
             memory,
             storage,
+            copies,
             compute,
             others,
             peer_nodes: among,
@@ -277,7 +283,7 @@ impl Planner<'_> {
             ProcessRole::Memory if node == LOG_NODE => vec![("orderers", at.log[place].clone())],
             ProcessRole::Memory => vec![("compute nodes", at.memory[place].clone())],
             ProcessRole::Storage if self.is_storage_shared() => {
-                self.stored_at(place).map(|peer| ("compute nodes", at.storage[peer].clone())).collect()
+                self.stored_at(place).map(|stored| ("compute nodes", Self::stored(at, stored))).collect()
             }
             ProcessRole::Storage => vec![(OWN, at.storage[place].clone())],
             ProcessRole::Compute => {
@@ -356,7 +362,7 @@ impl Planner<'_> {
                 self.identify_inner(process, &material::orderer_issuer(self.network.path())?)?;
             }
             ProcessRole::Storage => {
-                let mut peers = self.stored_at(place).map(|peer| self.storage(peer, at, secrets));
+                let mut peers = self.stored_at(place).map(|stored| self.storage(stored, at, secrets));
                 file.storage = peers.next().map(|first| StorageFile { others: peers.collect(), ..first });
                 let issuer = match self.is_storage_shared() {
                     // It is no organisation's own, as a memory node is not.
@@ -420,40 +426,6 @@ impl Planner<'_> {
         write_private(&process.config(), text.as_bytes())
     }
 
-    /// Whether storage nodes serve the peers of several organisations.
-    fn is_storage_shared(&self) -> bool {
-        self.storage_nodes < self.names.len()
-    }
-
-    /// The name of a storage node's process.
-    fn storage_process(&self, place: usize) -> String {
-        if self.is_storage_shared() { storage_name(place) } else { format!("storage-{}", self.names[place]) }
-    }
-
-    /// The organisations whose peers have their storage at a node.
-    fn stored_at(&self, place: usize) -> impl Iterator<Item = usize> {
-        (place..self.names.len()).step_by(self.storage_nodes)
-    }
-
-    /// Where a storage node keeps the peer of an organisation.
-    fn storage(&self, organization: usize, at: &PlanAddresses, secrets: &PlanSecrets) -> StorageFile {
-        let config = self.network.config();
-        let mut directory = self.data(&format!("peers/{}", config.network.organizations[organization]));
-        if self.is_storage_shared() && matches!(self.placement, Placement::Hosts { .. }) {
-            directory.push(&self.names[organization]);
-        }
-        StorageFile {
-            address: at.storage[organization].clone(),
-            directory,
-            memtable_bytes: config.storage.memtable_bytes,
-            table_cache_bytes: config.storage.table_cache_bytes,
-            table_hint_bytes: config.storage.table_hint_bytes,
-            clients: self.nodes(organization, secrets).collect(),
-            joining: Some(self.joining(organization, secrets)),
-            others: Vec::new(),
-        }
-    }
-
     /// The number of an organisation's compute nodes that may become the primary. Any further one joins like one that is
     /// added later.
     fn candidates(&self) -> usize {
@@ -501,6 +473,8 @@ impl Planner<'_> {
         });
         let pooled = (self.storage_nodes > 0).then(|| PooledFile {
             storage: at.storage[organization].clone(),
+            storage_copies: config.pool.storage_copies,
+            copies: self.copy_files(organization, at),
             owner: name.clone(),
             section_bytes: config.pool.section_bytes,
             peer_bytes: config.pool.peer_bytes,

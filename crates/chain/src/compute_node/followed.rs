@@ -13,7 +13,7 @@ use ledger::namespace::{RULES, RULES_DEFINITIONS};
 use ledger::{Block, Hash};
 use state::{Follower, Snapshot};
 use storage::blocks::{StoredBlocks, TransactionLocation};
-use storage::node::{RemotePrivateRows, RemoteReads, RemoteStoreConfig};
+use storage_copies::CopiedReads;
 
 use crate::Error;
 use crate::channel::newest_policies;
@@ -38,7 +38,7 @@ pub struct FollowedChannel {
     knows_policies: Arc<AtomicBool>,
     follower: Arc<Follower>,
     _refreshing: AbortOnDrop<()>,
-    blocks: Arc<RemoteReads>,
+    blocks: Arc<CopiedReads>,
     history: Arc<KeyHistory>,
     private: Arc<PrivateChannel>,
     recent: RecentCommittedBlocks,
@@ -50,11 +50,12 @@ impl FollowedChannel {
         follower: Follower,
         own: MspId,
         members: Arc<MemberPeers>,
-        remote: RemoteStoreConfig,
+        reads: CopiedReads,
     ) -> FollowedChannel {
-        let private = PrivateStore::remote(RemotePrivateRows::of_follower(remote.clone()));
+        let [committed, transient] = reads.private();
+        let private = PrivateStore::new(Arc::new(committed), Arc::new(transient));
         let private = Arc::new(PrivateChannel::new(policies.channel().clone(), own, private, members));
-        let blocks = Arc::new(RemoteReads::new(remote));
+        let blocks = Arc::new(reads);
         let history = Arc::new(KeyHistory::new(blocks.clone(), blocks.clone()));
         let (follower, knows_policies) = (Arc::new(follower), Arc::new(AtomicBool::new(false)));
         let refreshing = refresh_policies(policies.clone(), follower.clone(), knows_policies.clone());

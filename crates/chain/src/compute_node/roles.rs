@@ -17,8 +17,9 @@ use rules::access::{ChannelPolicies, CurrentPolicies};
 use state::disaggregated::followers::FollowerEnvironment;
 use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, Follower, WorldState};
-use storage::node::{RemoteStateStore, RemoteStoreConfig};
+use storage::node::RemoteStateStore;
 use storage::{StateStore, Watermark};
+use storage_copies::{CopiedReads, CopySet};
 
 use super::{ComputeNodeSetup, FollowedChannel, PeerMemory};
 use crate::stores::{ChannelStores, NodeStores, PeerStores, WorldStateFactory};
@@ -47,13 +48,8 @@ impl ChannelRoles {
         self.policies.channel().as_str()
     }
 
-    fn remote(&self, epoch: Epoch) -> RemoteStoreConfig {
-        RemoteStoreConfig {
-            address: self.options.storage.clone(),
-            token: self.options.token.clone(),
-            channel: self.channel().to_owned(),
-            epoch,
-        }
+    fn reads(&self) -> CopiedReads {
+        CopiedReads::new(self.options.storage.clone(), self.channel())
     }
 }
 
@@ -64,26 +60,27 @@ impl PeerRoles for ChannelRoles {
     type Primary = CommittingPeer;
 
     fn follow(&self, locator: Arc<PrimaryLocator>) -> Arc<FollowedChannel> {
-        let offload = self.options.settings.commit.offload.clone();
+        let (offload, reads) = (self.options.settings.commit.offload.clone(), self.reads());
         let environment = PeerEnvironment {
             locator,
             verification_worker: Arc::new(VerificationWorker::new(self.policies.clone(), offload)),
             addresses: self.options.addresses.clone(),
             processors: self.options.settings.commit.offload.load.processors().clone(),
             memory: self.options.memory.clone(),
-            remote: self.remote(Epoch(0)),
+            storage: self.options.storage.clone(),
+            reads: reads.clone(),
+            channel: self.channel().to_owned(),
         };
         let follower = Follower::start(Arc::new(environment), self.options.state.clone());
         let (own, members) = (self.options.signer.msp_id().clone(), self.options.members.clone());
-        Arc::new(FollowedChannel::new(self.policies.clone(), follower, own, members, self.remote(Epoch(0))))
+        Arc::new(FollowedChannel::new(self.policies.clone(), follower, own, members, reads))
     }
 
     async fn open_primary(&self, epoch: Epoch, role: Arc<PrimaryRole>) -> Result<CommittingPeer, Error> {
         let options = &self.options;
         let opened = Arc::new(EpochStates { options: options.clone(), epoch, found: Mutex::default() });
         let stores = NodeStores {
-            address: options.storage.clone(),
-            token: options.token.clone(),
+            storage: options.storage.clone(),
             epoch,
             states: opened.clone(),
             watermark: options.watermark.clone(),
@@ -132,7 +129,9 @@ struct PeerEnvironment {
     addresses: NodeAddresses,
     processors: Arc<str>,
     memory: Arc<dyn PeerMemory>,
-    remote: RemoteStoreConfig,
+    storage: CopySet,
+    reads: CopiedReads,
+    channel: String,
 }
 
 #[async_trait]
@@ -158,7 +157,11 @@ impl FollowerEnvironment for PeerEnvironment {
     }
 
     async fn store(&self) -> Result<Arc<dyn StateStore>, storage::Error> {
-        Ok(Arc::new(RemoteStateStore::open_read_only(self.remote.clone()).await?))
+        if self.storage.is_single() {
+            let remote = self.storage.first_remote(&self.channel, Epoch(0));
+            return Ok(Arc::new(RemoteStateStore::open_read_only(remote).await?));
+        }
+        Ok(Arc::new(self.reads.rows()))
     }
 }
 

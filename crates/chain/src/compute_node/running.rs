@@ -96,7 +96,6 @@ impl ComputeNode {
             name: options.name.clone(),
             addresses: PeerAddresses {
                 storage: options.storage.clone(),
-                token: options.token.clone(),
                 channel: policies.channel().to_string(),
                 address: options.address.clone(),
                 others: options.others.clone(),

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use base::Epoch;
 use base::rt::net::Parties;
-use base::{Bytes, Epoch};
 use block_transport::SourceAddresses;
 use contract::ContractRegistry;
 use identity::Signer;
@@ -14,6 +14,7 @@ use replica::load::NodeAddresses;
 use state::DisaggregatedConfig;
 use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
 use storage::WatermarkFile;
+use storage_copies::CopySet;
 
 use crate::Error;
 use crate::peer::PeerConfig;
@@ -58,10 +59,8 @@ pub struct ComputeNodeSetup {
     pub members: Arc<MemberPeers>,
     /// How the peer checks proposals and commits blocks.
     pub settings: PeerConfig,
-    /// The peer's storage node.
-    pub storage: String,
-    /// The token that the storage node requires.
-    pub token: Bytes,
+    /// The peer's storage nodes.
+    pub storage: CopySet,
     /// Where this node answers the others while it is the primary; `None` if it never becomes the primary.
     pub address: Option<String>,
     /// Where the other candidates answer while they are the primary.

@@ -2,12 +2,12 @@
 
 use base::rt::net::Parties;
 use base::rt::simulation::Simulation;
-use base::{BlockNumber, rt};
+use base::{BlockNumber, Bytes, rt};
 use ledger::Block;
 use replica::failover::begin_epoch;
 use state::{Snapshot, UpdateBatch};
 use storage::DataDirectory;
-use storage::node::{StorageNode, StorageNodeConfig};
+use storage::node::{RemoteStoreConfig, StorageNode, StorageNodeConfig};
 use storage::tables::ModelEngine;
 
 use super::*;
@@ -100,7 +100,8 @@ fn who_is_replaced_while_it_opens_is_fenced_and_finds_no_damage() {
             metadata.set_filter(vec![0; consortium.genesis.len()].into());
             let late = Late(consortium.genesis.with_metadata(metadata));
             let (address, token) = (ADDRESS.to_owned(), Bytes::new());
-            let stores = NodeStores { address, token, epoch: Epoch(1), states: Arc::new(late), watermark: None };
+            let storage = CopySet::single(address, token);
+            let stores = NodeStores { storage, epoch: Epoch(1), states: Arc::new(late), watermark: None };
             stores.open(CHANNEL).await.map(drop)
         });
         let opened = opening.await.expect("nobody crashes it");
@@ -208,9 +209,9 @@ async fn append_chain(blocks: &dyn Blocks, organizations: usize, count: u64) {
 async fn open_noting() -> Result<ChannelStores, Error> {
     let notes = Directory::open("/notes").await.expect("the disk works");
     let watermark = Arc::new(WatermarkFile::open(notes, CHANNEL)?);
-    let epoch = begin_epoch(remote(0), None, Some(watermark.as_ref())).await?;
-    let RemoteStoreConfig { address, token, .. } = remote(0);
-    NodeStores { address, token, epoch, states: Arc::new(Heights), watermark: Some(watermark) }.open(CHANNEL).await
+    let storage = CopySet::single(ADDRESS, Bytes::new());
+    let epoch = begin_epoch(&storage, CHANNEL, None, Some(watermark.as_ref())).await?;
+    NodeStores { storage, epoch, states: Arc::new(Heights), watermark: Some(watermark) }.open(CHANNEL).await
 }
 
 /// States of which the test reads only the height.

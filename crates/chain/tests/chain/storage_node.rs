@@ -35,6 +35,7 @@ use storage::blocks::{BlockStoreConfig, Blocks};
 use storage::node::{RemoteBlocks, RemoteStoreConfig, StorageNode, StorageNodeConfig};
 use storage::tables::ModelEngine;
 use storage::{DataDirectory, GroupSync, StateStore, WatermarkFile};
+use storage_copies::CopySet;
 
 const SEEDS: u64 = 48;
 const CLIENTS: usize = 2;
@@ -147,7 +148,7 @@ async fn open_compute(
     let tables = ModelEngine::open(root.subdirectory("unused").await.expect("a directory")).await?;
     let mut options = peer_options(consortium, &root, 0, tables).await;
     options.stores =
-        Arc::new(NodeStores { address: STORAGE.to_owned(), token: storage_token(), epoch, states, watermark });
+        Arc::new(NodeStores { storage: CopySet::single(STORAGE, storage_token()), epoch, states, watermark });
     options.orderers = vec!["blocks".to_owned()].into();
     let peer = Peer::open(options).await?;
     peer.join(&consortium.genesis).await?;

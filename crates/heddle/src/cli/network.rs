@@ -47,7 +47,7 @@ pub struct UpArguments {
     #[arg(long)]
     pub elastic: bool,
     /// Keep each peer's state and blocks in its own process, without memory and storage nodes
-    #[arg(long, conflicts_with_all = ["memory_nodes", "storage_nodes", "compute_nodes", "elastic"])]
+    #[arg(long, conflicts_with_all = ["memory_nodes", "storage_nodes", "storage_copies", "compute_nodes", "elastic"])]
     pub monolithic: bool,
     #[command(flatten)]
     pub network: NetworkArguments,
@@ -83,6 +83,9 @@ pub struct NetworkArguments {
     /// Number of storage nodes, which the peers share [default: one for each organisation]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub storage_nodes: Option<u8>,
+    /// Copies of each peer's blocks and tables, 1 or 2, on that many storage nodes [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub storage_copies: Option<u8>,
     /// Number of compute nodes of each peer, 1 to 64: all answer proposals, one of them commits [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
     pub compute_nodes: Option<u8>,

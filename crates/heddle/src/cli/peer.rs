@@ -14,6 +14,7 @@ pub enum PeerCommand {
     AddNode(PeerAddNodeArguments),
     RemoveNode(PeerRemoveNodeArguments),
     AddMemory(PeerAddMemoryArguments),
+    Storage(PeerStorageArguments),
 }
 
 /// Add a compute node to a running peer
@@ -118,6 +119,48 @@ Examples:
 pub struct PeerNodesArguments {
     #[command(flatten)]
     pub asked: PeerTarget,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show at which storage nodes a running peer has copies of its blocks and tables, or change that
+///
+/// A peer has several copies with pool.storage_copies = 2. The primary keeps that many: it leaves a lost copy out, and builds
+/// it again once its node is back.
+///
+/// --add builds a copy at another storage node while blocks are committed, and waits for it. --drop leaves a copy out; another
+/// one must be complete. --move does both, so that the copy of one node moves to another. A later primary adds copies by
+/// itself only while fewer are complete than the configuration wants.
+///
+/// --force is for a peer that has no primary because a storage node is lost for good: the copy of NODE counts alone from then on.
+/// Blocks and private data that only the lost node had are lost, although clients may have been told that they were committed.
+///
+/// It asks the peer's compute node through a socket in its folder, which only the user who runs it can open.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle peer storage org1
+  heddle peer storage org1 --add storage-3
+  heddle peer storage org1 --move storage-2 storage-3"
+)]
+pub struct PeerStorageArguments {
+    #[command(flatten)]
+    pub asked: PeerTarget,
+    /// Build a copy at this storage node
+    #[arg(long, value_name = "NODE")]
+    pub add: Option<String>,
+    /// Leave the copy of this storage node out
+    #[arg(long, value_name = "NODE", conflicts_with = "add")]
+    pub drop: Option<String>,
+    /// Build a copy at the second node, then leave that of the first one out
+    #[arg(long = "move", num_args = 2, value_names = ["FROM", "TO"], conflicts_with_all = ["add", "drop"])]
+    pub move_copy: Vec<String>,
+    /// Have the copy of this storage node count alone: what only a lost node had is lost
+    #[arg(long, value_name = "NODE", conflicts_with_all = ["add", "drop", "move_copy"])]
+    pub force: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

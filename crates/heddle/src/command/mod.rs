@@ -19,6 +19,7 @@ mod kv_isolate;
 pub mod orderer;
 mod parent;
 pub mod peer;
+pub mod peer_storage;
 pub mod pool;
 pub mod process;
 pub mod replay;

@@ -26,13 +26,13 @@ use crate::failure::CommandError;
 use crate::{instance, output};
 
 /// How often a peer is polled.
-const POLL: Duration = Duration::from_millis(100);
+pub(super) const POLL: Duration = Duration::from_millis(100);
 /// How long a node that was added may take to start.
 const START_MAX: Duration = Duration::from_secs(60);
 /// How long a node that was removed may take to end.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
 /// How long a compute node may be unreachable while the command waits for it.
-const AWAY_MAX: Duration = Duration::from_secs(30);
+pub(super) const AWAY_MAX: Duration = Duration::from_secs(30);
 
 pub async fn nodes(arguments: &PeerNodesArguments) -> Result<(), CommandError> {
     let folders = folders(&arguments.asked)?;
@@ -218,7 +218,12 @@ pub async fn memory(arguments: &PeerMemoryArguments) -> Result<(), CommandError>
 
 /// The folder of the compute node that owns the peer's memory.
 async fn folder(arguments: &PeerMemoryArguments) -> Result<PathBuf, CommandError> {
-    let mut folders = folders(&arguments.asked)?;
+    primary_folder(&arguments.asked).await
+}
+
+/// The folder of the peer's only compute node, or of its primary.
+pub(super) async fn primary_folder(target: &PeerTarget) -> Result<PathBuf, CommandError> {
+    let mut folders = folders(target)?;
     let asked = Instant::now();
     while folders.len() > 1 {
         for folder in &folders {
@@ -235,7 +240,7 @@ async fn folder(arguments: &PeerMemoryArguments) -> Result<PathBuf, CommandError
 }
 
 /// The folder that was given, or those of an organisation's compute nodes; at least one.
-fn folders(asked: &PeerTarget) -> Result<Vec<PathBuf>, CommandError> {
+pub(super) fn folders(asked: &PeerTarget) -> Result<Vec<PathBuf>, CommandError> {
     if let Some(folder) = &asked.node {
         return Ok(vec![folder.clone()]);
     }
@@ -260,7 +265,7 @@ fn folders(asked: &PeerTarget) -> Result<Vec<PathBuf>, CommandError> {
     Ok(folders)
 }
 
-fn failure(error: ControlError) -> CommandError {
+pub(super) fn failure(error: ControlError) -> CommandError {
     match error {
         ControlError::Unreachable { .. } => CommandError::with_code(exit::NOT_RUNNING, error),
         error => CommandError::new(error),

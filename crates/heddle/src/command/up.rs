@@ -192,6 +192,9 @@ fn apply(arguments: &UpArguments, config: &mut HeddleConfig) {
     if let Some(nodes) = network.storage_nodes {
         config.pool.storage_nodes = usize::from(nodes);
     }
+    if let Some(copies) = network.storage_copies {
+        config.pool.storage_copies = usize::from(copies);
+    }
     if let Some(nodes) = network.memory_nodes {
         config.pool.memory_nodes = usize::from(nodes);
     }

@@ -6,6 +6,7 @@
 mod attack;
 mod beside;
 mod chaincodes;
+mod copies;
 mod disk;
 mod elastic;
 mod hosts;

@@ -124,6 +124,8 @@ pub struct PoolConfig {
     pub memory_nodes: usize,
     /// The number of storage nodes, which the organisations' peers share; 0 is one for each organisation.
     pub storage_nodes: usize,
+    /// Storage nodes that have a copy of each peer's blocks and tables: 1, or 2, either of which may be lost.
+    pub storage_copies: usize,
     /// The number of compute nodes of each peer.
     pub compute_nodes: usize,
     /// The quota of processor time of each compute-node process, in percent of one processor; 0 is none.
@@ -165,6 +167,7 @@ impl Default for PoolConfig {
             tls: true,
             memory_nodes: 2,
             storage_nodes: 0,
+            storage_copies: 1,
             compute_nodes: 1,
             compute_cpu_percent: 0,
             compute_memory_bytes: 0,
@@ -187,7 +190,12 @@ impl Default for PoolConfig {
 impl PoolConfig {
     /// The number of storage nodes for this number of peers: there is none without a peer.
     pub fn storage_nodes_for(&self, peers: usize) -> usize {
-        if self.storage_nodes == 0 { peers } else { self.storage_nodes.min(peers) }
+        match (self.storage_copies, self.storage_nodes) {
+            (1, 0) => peers,
+            (1, nodes) => nodes.min(peers),
+            (copies, 0) => peers.max(copies),
+            (copies, nodes) => nodes.min(copies.saturating_mul(peers)),
+        }
     }
 
     /// Checks the values. An error is a key and its problem.
@@ -200,6 +208,13 @@ impl PoolConfig {
         if self.storage_nodes > STORAGE_NODES_MAX {
             let nodes = self.storage_nodes;
             return Err(("pool.storage_nodes", format!("is {nodes}; it must be from 0 to {STORAGE_NODES_MAX}")));
+        }
+        if !(1..=2).contains(&self.storage_copies) {
+            return Err(("pool.storage_copies", format!("is {}; it must be 1 or 2", self.storage_copies)));
+        }
+        if self.storage_copies > 1 && self.storage_nodes == 1 {
+            let problem = "is 1, and two copies need two storage nodes; set it to 0, 2 or more".to_owned();
+            return Err(("pool.storage_nodes", problem));
         }
         let nodes = self.compute_nodes;
         if !(1..=NODES_MAX).contains(&nodes) {

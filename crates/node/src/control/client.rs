@@ -8,6 +8,7 @@ use tokio::net::UnixStream;
 use crate::control::orderers_report::{OrderersReport, orderer_of};
 use crate::control::protocol::{ControlRequest, ControlResponse, REQUEST_TIMEOUT, RESPONSE_BYTES_MAX, socket_path};
 use crate::control::report::{ComputeReport, MemoryReport};
+use crate::control::storage_report::StorageReport;
 
 /// Why a process could not be asked.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +58,17 @@ pub enum ControlError {
 pub async fn request_memory(folder: &Path, request: &ControlRequest) -> Result<MemoryReport, ControlError> {
     match exchange(folder, request).await? {
         ControlResponse::Memory(report) => Ok(*report),
+        other => Err(unexpected_response(folder, format!("{other:?}"))),
+    }
+}
+
+/// Asks the compute node of a folder for the copies of its peer's blocks and tables, or changes them.
+///
+/// # Errors
+/// [`ControlError`].
+pub async fn request_storage(folder: &Path, request: &ControlRequest) -> Result<StorageReport, ControlError> {
+    match exchange(folder, request).await? {
+        ControlResponse::Storage(report) => Ok(*report),
         other => Err(unexpected_response(folder, format!("{other:?}"))),
     }
 }

@@ -22,14 +22,16 @@ mod orderers_report;
 mod protocol;
 mod report;
 mod server;
+mod storage_report;
 
-pub use client::{ControlError, request_memory, request_node, request_orderer};
+pub use client::{ControlError, request_memory, request_node, request_orderer, request_storage};
 pub(crate) use orderers::OrdererControl;
 pub use orderers_report::{OrdererReport, OrderersReport, orderer_of};
 pub use protocol::{ControlRequest, ControlResponse, REQUEST_BYTES_MAX, SOCKET};
 pub use report::{ComputeReport, DonorMemoryReport, FailoverSampleReport, HitRate, MemoryReport, NodeLoadReport};
 use server::rejected;
 pub(crate) use server::{ControlHandler, start};
+pub use storage_report::{StorageCopyReport, StorageReport};
 
 #[cfg(test)]
 mod tests;

@@ -75,7 +75,11 @@ impl OrdererControl {
             | ControlRequest::SetMemory { .. }
             | ControlRequest::SetMemoryNode { .. }
             | ControlRequest::AddMemoryNode { .. }
-            | ControlRequest::RemoveMemoryNode { .. } => {
+            | ControlRequest::RemoveMemoryNode { .. }
+            | ControlRequest::Storage {}
+            | ControlRequest::AddStorageCopy { .. }
+            | ControlRequest::DropStorageCopy { .. }
+            | ControlRequest::ForceStorageCopy { .. } => {
                 return Err(Error::Invalid("this is an orderer; ask a compute node for that".to_owned()));
             }
         }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::control::orderers_report::OrderersReport;
 use crate::control::report::{ComputeReport, MemoryReport};
+use crate::control::storage_report::StorageReport;
 
 /// The socket's name in the folder of a compute node or an orderer.
 pub const SOCKET: &str = "control.socket";
@@ -50,6 +51,24 @@ pub enum ControlRequest {
         /// The memory node's address.
         address: String,
     },
+    /// Report the copies of the peer's blocks and tables.
+    Storage {},
+    /// Have a copy be built at a storage node.
+    AddStorageCopy {
+        /// The storage node's name.
+        name: String,
+    },
+    /// Leave the copy of a storage node out.
+    DropStorageCopy {
+        /// The storage node's name.
+        name: String,
+    },
+    /// Have the copy of one storage node count alone, though another one may have more: no compute node is the primary, and the
+    /// other storage node is lost for good.
+    ForceStorageCopy {
+        /// The storage node's name.
+        name: String,
+    },
     /// Report the members of an orderer's group.
     Orderers {},
     /// Take one step towards making an orderer a voting member.
@@ -74,6 +93,8 @@ pub enum ControlRequest {
 pub enum ControlResponse {
     /// How the peer uses its memory now.
     Memory(Box<MemoryReport>),
+    /// The copies of the peer's blocks and tables.
+    Storage(Box<StorageReport>),
     /// The node's role.
     Node(ComputeReport),
     /// The state of the orderer's group.

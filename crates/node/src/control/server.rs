@@ -16,6 +16,7 @@ use crate::control::protocol::{
     ControlRequest, ControlResponse, REQUEST_BYTES_MAX, REQUEST_TIMEOUT, SOCKET, socket_path,
 };
 use crate::control::report::MemoryReport;
+use crate::control::storage_report::StorageReport;
 use crate::network::NodeError;
 use crate::roles::compute::ComputeInstance;
 
@@ -41,6 +42,10 @@ impl ControlHandler for ComputeInstance {
             ControlRequest::SetMemoryNode { address, vacated } => memory(self.set_memory_node(&address, vacated).await),
             ControlRequest::AddMemoryNode { file } => memory(self.add_memory_node(&file).await),
             ControlRequest::RemoveMemoryNode { address } => memory(self.remove_memory_node(&address).await),
+            ControlRequest::Storage {} => storage(self.storage_report()),
+            ControlRequest::AddStorageCopy { name } => storage(self.add_storage_copy(&name)),
+            ControlRequest::DropStorageCopy { name } => storage(self.drop_storage_copy(&name)),
+            ControlRequest::ForceStorageCopy { name } => storage(self.force_storage_copy(&name).await),
             ControlRequest::Node {} => ControlResponse::Node(self.report()),
             _ => rejected("this is a compute node; ask an orderer for that".to_owned()),
         }
@@ -110,6 +115,10 @@ pub(super) async fn answer(mut socket: UnixStream, operated: &dyn ControlHandler
     };
     let line = serde_json::to_string(&reply).expect("a reply has a JSON form") + "\n";
     socket.write_all(line.as_bytes()).await
+}
+
+fn storage(report: Result<StorageReport, String>) -> ControlResponse {
+    report.map_or_else(rejected, |report| ControlResponse::Storage(Box::new(report)))
 }
 
 pub(super) fn memory(report: Result<MemoryReport, String>) -> ControlResponse {

@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use ::storage::tables::FjallEngine;
 use ::storage::{DataDirectory, GroupSync};
-use base::MspId;
 use base::rt::CancellationToken;
 use base::rt::net::Parties;
+use base::{Bytes, MspId};
 use chain::LocalMember;
 use chain::endorse::Endorse;
 use chain::order::{Broadcast, OrderingEngines, SoloEngines};
@@ -33,6 +33,7 @@ use replica::load::NodeAddresses;
 use rma::shm::ShmProvider;
 use rma::{Provider, Token};
 use state::DisaggregatedConfig;
+use storage_copies::CopySet;
 use tokio::net::TcpListener;
 
 use super::layout::{self, BLOCKS, TABLES};
@@ -469,7 +470,7 @@ async fn start_peer(
     storage.serve(peer).await?;
     let donors = shared.memory.iter().zip(&shared.tokens[index]);
     let elsewhere = RemoteBackends {
-        storage: address,
+        storage: CopySet::single(address, Bytes::new()),
         owner: organization.name.clone(),
         provider: Arc::clone(&shared.provider),
         donors: donors.map(|(memory, token)| Donor { address: memory.address(), token: token.clone() }).collect(),

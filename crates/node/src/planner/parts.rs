@@ -23,6 +23,8 @@ pub(super) struct PlanAddresses {
     pub(super) memory: Vec<String>,
     /// By organisation.
     pub(super) storage: Vec<String>,
+    /// Of each peer that has two copies, where its other storage nodes serve it.
+    pub(super) copies: Vec<Vec<String>>,
     /// By organisation and compute node: its address for gateways of its organisation, for other organisations'
     /// gateways, and for the peer's other compute nodes.
     pub(super) compute: Vec<Vec<String>>,

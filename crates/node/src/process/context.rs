@@ -93,7 +93,7 @@ fn remote_backends(
     let peer_nodes = compute.peer_nodes.as_ref();
     let shared = peer_nodes.and_then(|among| among.budget_directory.as_ref());
     RemoteBackends {
-        storage: section.storage.clone(),
+        storage: section.storage_nodes(),
         owner: section.owner.clone(),
         provider: shaped(providers, section.link_latency_us),
         donors: donors.map(file::DonorFile::donor).collect(),

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sections;
 pub use super::sections::{
-    ChaincodePortFile, ComputeFile, DonorFile, GatewayFile, JoiningFile, LocalStoresFile, MemoryFile, OrderLogFile,
-    OrdererFile, PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
+    ChaincodePortFile, ComputeFile, CopyFile, DonorFile, GatewayFile, JoiningFile, LocalStoresFile, MemoryFile,
+    OrderLogFile, OrdererFile, PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
 };
 use crate::config::{
     ClientLimits, ConfigError, ContractsConfig, CryptoConfig, HeddleConfig, SAVEPOINT_BLOCKS_MAX, pool,
@@ -272,6 +272,12 @@ impl NodeFile {
                         pooled.evict_to_percent,
                     )?;
                     check_inner_address("compute.pooled.storage", &pooled.storage)?;
+                    for copy in &pooled.copies {
+                        check_inner_address("compute.pooled.copies", &copy.address)?;
+                    }
+                    if let Err(problem) = pooled.check_copies() {
+                        return Err(("compute.pooled.copies", problem));
+                    }
                     for donor in &pooled.memory {
                         check_inner_address("compute.pooled.memory", &donor.address)?;
                     }

@@ -1,12 +1,15 @@
 //! The sections of `node.toml`, the configuration file of a process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use base::Bytes;
 use rma::{TOKEN_BYTES, Token};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use storage::node::COPY_NAME_BYTES_MAX;
+use storage_copies::{CopyNode, CopySet};
 
 use crate::chaincodes::PACKAGES_FOLDER;
 use crate::config::{ChaincodeConfig, ClientLimits, ContractsConfig, CutSetting, ValidationSetting, pool};
@@ -348,6 +351,12 @@ pub struct PeerNodesFile {
 pub struct PooledFile {
     /// The organisation's storage node: `shm:` or `tcp:`.
     pub storage: String,
+    /// Storage nodes that the primary keeps complete copies at.
+    #[serde(default = "one_copy")]
+    pub storage_copies: usize,
+    /// `[[compute.pooled.copies]]`: the storage nodes that may have copies, if there are several; the first is the one above.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copies: Vec<CopyFile>,
     /// The name by which memory nodes know this organisation.
     pub owner: String,
     /// Bytes of a section, the same in the whole pool.
@@ -371,6 +380,51 @@ pub struct PooledFile {
     pub link_latency_us: u64,
     /// The memory nodes that give memory.
     pub memory: Vec<DonorFile>,
+}
+
+/// `[[compute.pooled.copies]]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CopyFile {
+    /// The name of the storage node; it stays when the address changes.
+    pub name: String,
+    /// Where it serves the peer: `shm:` or `tcp:`.
+    pub address: String,
+}
+
+fn one_copy() -> usize {
+    1
+}
+
+impl PooledFile {
+    /// Checks the storage nodes that may have copies.
+    ///
+    /// # Errors
+    /// The problem.
+    pub fn check_copies(&self) -> Result<(), String> {
+        let names: BTreeSet<&str> = self.copies.iter().map(|copy| copy.name.as_str()).collect();
+        let is_named = names.iter().all(|name| !name.is_empty() && name.len() <= COPY_NAME_BYTES_MAX);
+        if names.len() != self.copies.len() || !is_named {
+            return Err(format!("must have names that differ, of 1 to {COPY_NAME_BYTES_MAX} bytes"));
+        }
+        if self.copies.first().is_some_and(|first| first.address != self.storage) {
+            return Err("must begin with the storage node that compute.pooled.storage names".to_owned());
+        }
+        if !(1..=2).contains(&self.storage_copies) || self.storage_copies > self.copies.len().max(1) {
+            let copies = self.storage_copies;
+            return Err(format!("must have as many nodes as compute.pooled.storage_copies says, {copies}: 1 or 2"));
+        }
+        Ok(())
+    }
+
+    /// The storage nodes as the peer uses them.
+    pub fn storage_nodes(&self) -> CopySet {
+        if self.copies.is_empty() {
+            return CopySet::single(self.storage.clone(), Bytes::new());
+        }
+        let node = |CopyFile { name, address }: &CopyFile| CopyNode { name: name.clone(), address: address.clone() };
+        CopySet::new(self.copies.iter().map(node).collect(), Bytes::new(), self.storage_copies)
+    }
 }
 
 /// `[[compute.pooled.memory]]`

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use base::rt::{self, Backoff, disk::Directory};
-use base::{Bytes, Epoch, ErrorKind};
+use base::{Bytes, ErrorKind};
 use block_transport::SourceAddresses;
 use chain::compute_node::{ComputeNode, ComputeNodeSetup, PeerMemory as _};
 use chain::endorse::{Endorse, EndorseError, EndorsingChannel, HostsChannels};
@@ -37,7 +37,6 @@ use replica::load::{LoadReport, ReportedNode};
 use replica::offload::OffloadConfig;
 use replica::{ComputeRole, FAILOVER_TIMEOUTS};
 use rules::definitions::ContractDefinitions;
-use storage::node::RemoteStoreConfig;
 use storage::tables::TablesEngine;
 use storage::{DataDirectory, GroupSync, WatermarkFile};
 
@@ -87,6 +86,8 @@ pub(crate) struct ComputeInstance {
     pub(super) name: String,
     pub(super) node: NodeMode,
     pub(super) memory: Option<Arc<PooledMemory>>,
+    /// The channel of a peer with pooled memory.
+    pub(super) channel_name: Option<String>,
     /// Serialises changes of the budget, so that the value stored last is the one in force.
     pub(super) budget_lock: rt::sync::Mutex<()>,
     _data: Option<DataDirectory>,
@@ -152,7 +153,7 @@ impl ComputeInstance {
         loop {
             let error = match ComputeInstance::try_start(&options, &remote, &channel, &watermark).await {
                 Err(error) if error.kind() == ErrorKind::Retry => error,
-                outcome => return outcome,
+                outcome => return outcome.map(|started| ComputeInstance { channel_name: Some(channel), ..started }),
             };
             tracing::warn!(peer = options.name, %error, "cannot start yet");
             backoff.wait().await;
@@ -165,18 +166,16 @@ impl ComputeInstance {
         channel: &str,
         watermark: &Arc<WatermarkFile>,
     ) -> Result<ComputeInstance, NodeError> {
-        let (address, token) = (remote.storage.clone(), Bytes::new());
+        let storage = remote.storage.clone();
         let memory = Arc::new(PooledMemory::new(remote.clone()));
         drop(rt::spawn(PooledMemory::probe(Arc::downgrade(&memory))));
         if let Some(among) = &remote.peer_nodes {
             return ComputeInstance::start_peer_node(options, among.clone(), watermark.clone(), memory);
         }
-        let (epoch, channel) = (Epoch(0), channel.to_owned());
-        let remote = RemoteStoreConfig { address: address.clone(), token: token.clone(), channel, epoch };
-        let begun = begin_epoch(remote, None, Some(watermark.as_ref())).await;
+        let begun = begin_epoch(&storage, channel, None, Some(watermark.as_ref())).await;
         let epoch = begun.map_err(|source| NodeError::Chain { who: options.name.to_owned(), source: source.into() })?;
         let states = Arc::new(PooledStates { memory: memory.clone(), epoch });
-        let stores = NodeStores { address, token, epoch, states, watermark: Some(watermark.clone()) };
+        let stores = NodeStores { storage, epoch, states, watermark: Some(watermark.clone()) };
         ComputeInstance::open(options, Arc::new(stores), Some(memory)).await
     }
 
@@ -198,7 +197,6 @@ impl ComputeInstance {
             members: options.members.clone(),
             settings: options.settings.clone(),
             storage: memory.remote.storage.clone(),
-            token: Bytes::new(),
             address: peer_nodes.address,
             others: peer_nodes.others,
             addresses: peer_nodes.addresses,
@@ -214,6 +212,7 @@ impl ComputeInstance {
             name,
             node: NodeMode::PeerNodes(Box::new(node)),
             memory: Some(memory),
+            channel_name: None,
             budget_lock: setting,
             _data: None,
         })
@@ -240,7 +239,14 @@ impl ComputeInstance {
         .map_err(failed)?;
         let channel = peer.join(options.genesis).await.map_err(failed)?;
         let node = NodeMode::SingleNode { peer, channel };
-        Ok(ComputeInstance { name, node, memory, budget_lock: rt::sync::Mutex::new(()), _data: None })
+        Ok(ComputeInstance {
+            name,
+            node,
+            memory,
+            channel_name: None,
+            budget_lock: rt::sync::Mutex::new(()),
+            _data: None,
+        })
     }
 
     pub(crate) fn name(&self) -> &str {

@@ -16,6 +16,7 @@ pub(crate) mod gateway;
 pub(crate) mod log_memory;
 pub(crate) mod memory;
 mod operator_memory;
+mod operator_storage;
 pub(crate) mod orderer;
 pub(crate) mod pooled_memory;
 pub(crate) mod storage;

@@ -184,7 +184,7 @@ impl ComputeInstance {
         self.memory_report().await
     }
 
-    fn pooled(&self) -> Result<&Arc<PooledMemory>, String> {
+    pub(super) fn pooled(&self) -> Result<&Arc<PooledMemory>, String> {
         self.memory.as_ref().ok_or_else(|| {
             let name = &self.name;
             format!(

@@ -15,6 +15,7 @@ use rma::Provider;
 use state::disaggregated::memory::{MemoryError, ReadOnlyMemory};
 use state::{Disaggregated, DisaggregatedConfig, WorldState};
 use storage::StateStore;
+use storage_copies::CopySet;
 
 use crate::control::budget::{self, MemorySettings};
 use crate::network::NodeError;
@@ -26,8 +27,8 @@ const PROBE_PERIOD: Duration = Duration::from_secs(2);
 /// Pooled memory and the storage node of a disaggregated peer.
 #[derive(Clone)]
 pub(crate) struct RemoteBackends {
-    /// Address of the storage node.
-    pub storage: String,
+    /// The storage nodes.
+    pub storage: CopySet,
     /// The name by which memory nodes know this peer.
     pub owner: String,
     pub provider: Arc<dyn Provider>,

@@ -1,8 +1,7 @@
 //! The addresses of a peer's compute nodes.
 
 use base::rt::net::Parties;
-use base::{Bytes, Epoch};
-use storage::node::RemoteStoreConfig;
+use storage_copies::CopySet;
 
 use crate::followers::FOLLOWERS_MAX;
 
@@ -16,10 +15,8 @@ const _: () = assert!(CANDIDATES_MAX <= NODES_MAX);
 /// Where the nodes of a peer answer.
 #[derive(Clone)]
 pub struct PeerAddresses {
-    /// The peer's storage node.
-    pub storage: String,
-    /// The token that the storage node requires.
-    pub token: Bytes,
+    /// The peer's storage nodes.
+    pub storage: CopySet,
     /// The one channel that the compute nodes commit.
     pub channel: String,
     /// Where this node answers the others while it is the primary; `None` if it never becomes the primary.
@@ -34,11 +31,5 @@ impl PeerAddresses {
     /// Whether no other node of the peer can be its primary.
     pub(super) fn is_only_candidate(&self) -> bool {
         self.address.is_some() && self.others.is_empty()
-    }
-
-    /// How to ask the storage node under no epoch.
-    pub fn storage_node(&self) -> RemoteStoreConfig {
-        let PeerAddresses { storage, token, channel, .. } = self.clone();
-        RemoteStoreConfig { address: storage, token, channel, epoch: Epoch(0) }
     }
 }

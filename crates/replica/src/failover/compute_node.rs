@@ -7,7 +7,8 @@ use base::rt::{self, AbortOnDrop, Backoff, CancellationToken, Task};
 use base::{Epoch, ErrorKind};
 
 use super::{
-    ComputeNodeConfig, FollowedPeer, PeerError, PeerRoles, PrimaryLocator, PrimaryPeer, PrimarySession, begin_epoch,
+    ComputeNodeConfig, FollowedPeer, PeerAddresses, PeerError, PeerRoles, PrimaryLocator, PrimaryPeer, PrimarySession,
+    begin_epoch,
 };
 use crate::events;
 
@@ -237,8 +238,8 @@ impl<P: PeerRoles> ComputeNodeCore<P> {
     async fn begin_alone(&self) -> Result<Epoch, P::Error> {
         let mut backoff = Backoff::new(RESTART_PAUSE, ALONE_PAUSE_MAX);
         loop {
-            let storage_node = self.config.addresses.storage_node();
-            match begin_epoch(storage_node, None, self.config.watermark.as_deref()).await {
+            let PeerAddresses { storage, channel, .. } = &self.config.addresses;
+            match begin_epoch(storage, channel, None, self.config.watermark.as_deref()).await {
                 Ok(epoch) => return Ok(epoch),
                 Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) => {
                     return Err(error.into());
@@ -274,8 +275,8 @@ impl<P: PeerRoles> ComputeNodeCore<P> {
                 continue;
             }
             let Some(newest) = locator.stable_epoch(timeouts.gone) else { continue };
-            let storage_node = self.config.addresses.storage_node();
-            match begin_epoch(storage_node, Some(newest), self.config.watermark.as_deref()).await {
+            let PeerAddresses { storage, channel, .. } = &self.config.addresses;
+            match begin_epoch(storage, channel, Some(newest), self.config.watermark.as_deref()).await {
                 Ok(epoch) => {
                     self.active_role.set(ServingRole::None);
                     return Ok(epoch);

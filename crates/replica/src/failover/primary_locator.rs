@@ -12,7 +12,7 @@ use base::rt::net::Link;
 use base::rt::{Instant, net};
 use base::{Bytes, Epoch, rt};
 use futures_util::future::join_all;
-use storage::node::newest_epoch;
+use storage_copies::newest_epoch;
 
 use crate::failover::addresses::PeerAddresses;
 
@@ -72,8 +72,7 @@ impl PrimaryLocator {
     }
 
     async fn newest(&self) -> io::Result<Epoch> {
-        let asked =
-            rt::timeout(EPOCH_MAX, newest_epoch(&self.peer.storage, &self.peer.token, &self.peer.channel)).await;
+        let asked = rt::timeout(EPOCH_MAX, newest_epoch(&self.peer.storage, &self.peer.channel)).await;
         let newest = match asked {
             Ok(Ok(newest)) => newest,
             silent => {

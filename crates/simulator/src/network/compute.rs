@@ -25,8 +25,8 @@ use replica::failover::begin_epoch;
 use replica::load::NodeAddresses;
 use state::disaggregated::memory::{Memory, MemoryError, ReadOnlyMemory};
 use state::{ApplyWorkers, Disaggregated, DisaggregatedConfig, WorldState};
-use storage::node::RemoteStoreConfig;
 use storage::{StateStore, WatermarkFile};
+use storage_copies::CopySet;
 
 use super::Network;
 use super::members::CHANNEL;
@@ -139,28 +139,20 @@ pub async fn run_compute_node(network: Arc<Network>, name: String) -> Result<(),
     while network.primary(place) != name {
         rt::sleep(PRIMARY_POLL_INTERVAL).await;
     }
-    let (address, token) = (storage_address(&scenario::storage(place)), Bytes::from_static(STORAGE_TOKEN));
+    let storage = CopySet::single(storage_address(&scenario::storage(place)), Bytes::from_static(STORAGE_TOKEN));
     let watermark = watermark(&network).await?;
     let kept = match Mutant::EpochKept.is_in(&network, place) {
-        true => storage::node::newest_epoch(&address, &token, CHANNEL).await?,
+        true => storage_copies::newest_epoch(&storage, CHANNEL).await?,
         false => Epoch(0),
     };
     let epoch = match kept {
-        Epoch(0) => {
-            let remote = RemoteStoreConfig {
-                address: address.clone(),
-                token: token.clone(),
-                channel: CHANNEL.to_owned(),
-                epoch: kept,
-            };
-            begin_epoch(remote, None, watermark.as_deref()).await.map_err(chain::Error::from)?
-        }
+        Epoch(0) => begin_epoch(&storage, CHANNEL, None, watermark.as_deref()).await.map_err(chain::Error::from)?,
         kept => kept,
     };
     let pooled = PrimaryMemory { network: Arc::clone(&network), organization: place, epoch, opened: Mutex::default() };
     let pooled = Arc::new(pooled);
     let states = Arc::new(PrimaryMemoryStates(Arc::clone(&pooled)));
-    let stores: Arc<dyn PeerStores> = Arc::new(NodeStores { address, token, epoch, states, watermark });
+    let stores: Arc<dyn PeerStores> = Arc::new(NodeStores { storage, epoch, states, watermark });
     let stores = LyingStores::over(&network, place, stores);
     let _handle = network.primary_memory.register(&name, Arc::clone(&pooled));
     let peer = Peer::open(peer_config(&network, &name, place, stores)).await?;
@@ -251,8 +243,7 @@ async fn start_compute_node(
         orderers,
         members,
         settings,
-        storage: storage_address(&scenario::storage(place)),
-        token: Bytes::from_static(STORAGE_TOKEN),
+        storage: CopySet::single(storage_address(&scenario::storage(place)), Bytes::from_static(STORAGE_TOKEN)),
         address: is_candidate.then(|| among(name)),
         addresses: NodeAddresses::default(),
         others: others.map(|other| among(&other)).collect(),

@@ -84,6 +84,11 @@ impl Load {
         }
     }
 
+    /// The last request that failed.
+    pub fn failure(&self) -> Option<String> {
+        self.failed.lock().expect("no holder panics").clone()
+    }
+
     pub async fn end(mut self) -> Vec<Acknowledged> {
         self.stop.store(true, Ordering::Relaxed);
         while let Some(ended) = self.clients.join_next().await {

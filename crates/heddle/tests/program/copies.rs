@@ -1,0 +1,81 @@
+//! Two copies of each peer's blocks and tables: either storage node may be killed under load, and a copy moves.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use node::{ProcessRole, Ready};
+use rustix::process::Signal;
+
+use crate::support::load::{Load, end_with_all};
+use crate::support::processes::{RESTART_TIMEOUT, back, processes, send};
+use crate::support::{Network, run, text};
+
+const CLIENTS: usize = 4;
+/// The number of writes after which a network counts as at work.
+const SOME: usize = 40;
+
+fn storage(dir: &Path, name: &str) -> Ready {
+    let mut processes = processes(dir).into_iter();
+    processes.find(|process| process.role == ProcessRole::Storage && process.name == name).expect("it runs")
+}
+
+/// What each storage node has of org1, as the command reports it.
+fn copies(dir: &Path) -> Vec<(String, String)> {
+    let output = run(&["peer", "storage", "org1", "--dir", &dir.display().to_string(), "--json"]);
+    let Ok(report) = serde_json::from_slice::<serde_json::Value>(&output.stdout) else { return Vec::new() };
+    let nodes = report["nodes"].as_array().cloned().unwrap_or_default();
+    let word = |node: &serde_json::Value, key: &str| node[key].as_str().unwrap_or_default().to_owned();
+    nodes.iter().map(|node| (word(node, "name"), word(node, "copy"))).collect()
+}
+
+/// Waits until these storage nodes, and no others, have complete copies.
+async fn complete(dir: &Path, expected: &[&str]) {
+    let start = Instant::now();
+    loop {
+        let copies = copies(dir);
+        let found: Vec<&str> =
+            copies.iter().filter(|(_, copy)| copy == "complete").map(|(name, _)| name.as_str()).collect();
+        if found == expected {
+            return;
+        }
+        assert!(start.elapsed() < RESTART_TIMEOUT, "{copies:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn either_storage_node_may_be_killed_and_a_copy_moves_under_load() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let copied = ["--orgs", "1", "--isolate", "--storage-copies", "2", "--storage-nodes", "3"];
+    let network = Network::start(&dir, &[&copied[..], &["--policy", "all"]].concat());
+    complete(&dir, &["storage-1", "storage-2"]).await;
+    let load = Load::start(&dir, 1, CLIENTS);
+    load.progress(SOME, "at first").await;
+    for killed in ["storage-1", "storage-2"] {
+        let process = storage(&dir, killed);
+        let start = Instant::now();
+        send(process.process, Signal::KILL);
+        load.progress(1, "with one copy").await;
+        println!("{killed} killed: the next write was acknowledged after {:?}", start.elapsed());
+        load.progress(SOME, "with one copy").await;
+        back(&dir, &process).await;
+        complete(&dir, &["storage-1", "storage-2"]).await;
+        load.progress(SOME, "with two copies again").await;
+    }
+    assert_eq!(load.failure(), None, "requests waited, and none failed");
+    let shown = dir.display().to_string();
+    let start = Instant::now();
+    let moved = run(&["peer", "storage", "org1", "--dir", &shown, "--move", "storage-1", "storage-3"]);
+    assert!(moved.status.success(), "{}", text(&moved));
+    println!("moved in {:?}: {}", start.elapsed(), text(&moved));
+    complete(&dir, &["storage-2", "storage-3"]).await;
+    load.progress(SOME, "after the move").await;
+    // The node that was left is not needed any more.
+    let left = storage(&dir, "storage-1");
+    send(left.process, Signal::STOP);
+    load.progress(SOME, "without the node that was left").await;
+    send(left.process, Signal::CONT);
+    let told = load.end().await;
+    end_with_all(network, &dir, 1, &told).await;
+}
