@@ -64,6 +64,8 @@ pub(crate) async fn open_learner(core: &CopiesCore, name: &str) -> Result<Member
 /// Copies everything to a learner, and has it get every block.
 pub(crate) async fn build(core: Arc<CopiesCore>, learner: Arc<Member>) -> Result<(), Error> {
     tracing::info!(channel = core.channel, copy = learner.name(), "building a copy");
+    // A write that began before the learner got any may still be on its way to the members; the scan must not overtake it.
+    drop(core.writing.lock().await);
     // The mutant of the simulation: a copy without what is in no block.
     if !rt::fault_point("storage.copies.mutant.no_private_rows") {
         for table in [PrivateTable::Committed, PrivateTable::Transient] {

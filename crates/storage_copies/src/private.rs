@@ -57,11 +57,11 @@ impl CopiesCore {
     async fn write_transient(&self, rows: Vec<PrivateRow>) -> Result<(), Error> {
         let started = rt::now();
         loop {
-            let view = self.lock().view.id;
+            let (view, copies) = (self.lock().view.id, self.written_to());
             let has_changed = &AtomicBool::new(false);
             let rows = &rows;
             let outcome = self
-                .on_all(self.written_to(), |member| async move {
+                .on_all(copies.clone(), |member| async move {
                     if self.lock().view.id != view {
                         has_changed.store(true, Ordering::Relaxed);
                         return Ok(());
@@ -70,7 +70,9 @@ impl CopiesCore {
                 })
                 .await;
             // A copy of another view has not got the rows; some of those of the earlier one are not enough.
-            let is_same = !has_changed.load(Ordering::Relaxed) && self.lock().view.id == view;
+            let now = self.written_to();
+            let are_all = now.iter().all(|member| copies.iter().any(|copy| Arc::ptr_eq(copy, member)));
+            let is_same = are_all && !has_changed.load(Ordering::Relaxed) && self.lock().view.id == view;
             match outcome {
                 Ok(()) if is_same => return Ok(()),
                 Err(error) if is_same => return Err(error),

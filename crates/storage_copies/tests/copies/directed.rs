@@ -26,7 +26,7 @@ where
 }
 
 /// A primary and a follower over two copies that are complete.
-async fn start(sim: &Sim, nodes: usize, wanted: usize) -> (SharedEvidence, CopySet, CancellationToken) {
+pub async fn start(sim: &Sim, nodes: usize, wanted: usize) -> (SharedEvidence, CopySet, CancellationToken) {
     start_nodes(sim, nodes);
     let (evidence, end, set) = (SharedEvidence::default(), CancellationToken::new(), set(nodes, wanted));
     drop(sim.node("p1").spawn(run_primary(evidence.clone(), set.clone(), sim.rng(), end.clone())));
