@@ -14,7 +14,7 @@ use storage_copies::{CopySet, copy_states};
 use crate::evidence::{SharedEvidence, last_below, rows_of};
 use crate::world::{CHANNEL, run_follower, run_primary, set, start_nodes};
 
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 40;
 const NODES: usize = 3;
 const PRIMARIES: u64 = 3;
 /// Longer than any seed takes.

@@ -30,9 +30,27 @@ fn one_copy_is_enough() {
     is_caught("storage.copies.mutant.count_one");
 }
 
+/// The primary loses the first copy, which a follower still reads.
+async fn read_the_copy_that_was_left_out(sim: Sim, mutant: bool) -> Vec<String> {
+    let (evidence, _, end) = start(&sim, 2, 2).await;
+    if mutant {
+        sim.inject("storage.copies.mutant.view_not_durable", 1.0);
+    }
+    sim.cut("p1", "s1");
+    rt::sleep(Duration::from_secs(3)).await;
+    end.cancel();
+    let accusations = evidence.lock().accusations.clone();
+    accusations
+}
+
 #[test]
 fn a_view_that_no_node_has() {
-    is_caught("storage.copies.mutant.view_not_durable");
+    let outcome = |mutant| {
+        let run = Simulation::new(1).time_max(LONG).run(move |sim| read_the_copy_that_was_left_out(sim, mutant));
+        run.unwrap_or_else(|failure| panic!("{failure}")).value
+    };
+    assert_eq!(outcome(false), Vec::<String>::new());
+    assert_ne!(outcome(true), Vec::<String>::new());
 }
 
 /// The old primary went on with the second copy alone; a candidate reaches only the first one.
