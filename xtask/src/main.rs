@@ -277,6 +277,8 @@ const CONSENSUS_SEEDS_NIGHTLY: &str = "0..20000";
 
 /// Seeds of the manager in a nightly run.
 const MANAGER_SEEDS_NIGHTLY: u64 = 60_000;
+/// Seeds of the simulation of storage's copies in a nightly run.
+const COPIES_SEEDS_NIGHTLY: u64 = 5_000;
 
 /// Calls that each SDK makes on one connection in a nightly run.
 const CALLS_NIGHTLY: u64 = 100_000;
@@ -336,6 +338,7 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         Step::new("state", || state_seeds(STATE_SEEDS_NIGHTLY)),
         Step::new("consensus", || consensus_seeds(CONSENSUS_SEEDS_NIGHTLY)),
         Step::new("manager", || manager_seeds(MANAGER_SEEDS_NIGHTLY)),
+        Step::new("copies", || copies_seeds(COPIES_SEEDS_NIGHTLY)),
         Step::new("fuzz", move || {
             let (enough, targets) = (fuzz::FuzzBudget::RECORDED, Vec::new());
             let (seconds, unsearched, replay) = (fuzz_seconds, false, None);
@@ -405,6 +408,11 @@ fn consensus_seeds(seeds: &str) -> Result<(), String> {
 fn manager_seeds(seeds: u64) -> Result<(), String> {
     let mut chosen = tests(&["--test", "manager"]);
     step::run(chosen.env("HEDDLE_MANAGER_SEEDS", seeds.to_string()))
+}
+
+fn copies_seeds(seeds: u64) -> Result<(), String> {
+    let mut chosen = tests(&["--test", "copies"]);
+    step::run(chosen.env("HEDDLE_COPIES_SEEDS", seeds.to_string()))
 }
 
 fn simulator(arguments: &[&str]) -> Result<(), String> {

@@ -126,15 +126,16 @@ pub struct PeerNodesArguments {
 
 /// Show at which storage nodes a running peer has copies of its blocks and tables, or change that
 ///
-/// A peer has several copies with pool.storage_copies = 2. The primary keeps that many: it leaves a lost copy out, and builds
-/// it again once its node is back.
+/// A peer has several copies with pool.storage_copies = 2. The primary keeps that many: it leaves a lost copy out,
+/// and builds it again once its node is back.
 ///
-/// --add builds a copy at another storage node while blocks are committed, and waits for it. --drop leaves a copy out; another
-/// one must be complete. --move does both, so that the copy of one node moves to another. A later primary adds copies by
-/// itself only while fewer are complete than the configuration wants.
+/// --add builds a copy at another storage node while blocks are committed, and waits for it. --drop leaves a copy
+/// out; another one must be complete. --move does both, so that the copy of one node moves to another. A later
+/// primary adds copies by itself only while fewer are complete than the configuration wants.
 ///
-/// --force is for a peer that has no primary because a storage node is lost for good: the copy of NODE counts alone from then on.
-/// Blocks and private data that only the lost node had are lost, although clients may have been told that they were committed.
+/// --force is for a peer that has no primary because a storage node is lost for good: the copy of NODE counts alone
+/// from then on. Blocks and private data that only the lost node had are lost, although clients may have been told
+/// that they were committed.
 ///
 /// It asks the peer's compute node through a socket in its folder, which only the user who runs it can open.
 #[derive(Args, Debug, Clone)]

@@ -276,16 +276,37 @@ pub fn run(seed: u64, mutant: Option<&'static str>) -> SimulationReport<Vec<Stri
     run.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"))
 }
 
-#[test]
-fn nothing_that_was_reported_durable_is_lost() {
-    let seeds = std::env::var("HEDDLE_COPIES_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(SEEDS);
-    let mut hit: BTreeMap<&str, u64> = BTreeMap::new();
-    for seed in 0..seeds {
+/// Runs seeds on all cores: worlds on different threads are independent. Returns how often each fault point was hit, by
+/// thread.
+#[allow(clippy::disallowed_methods, reason = "each thread runs simulations of its own")]
+fn run_all(seeds: u64) -> Vec<BTreeMap<&'static str, u64>> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads)
+            .map(|thread| scope.spawn(move || run_some((0..seeds).skip(thread).step_by(threads))))
+            .collect();
+        running.into_iter().map(|thread| thread.join().expect("every seed passes")).collect()
+    })
+}
+
+fn run_some(seeds: impl Iterator<Item = u64>) -> BTreeMap<&'static str, u64> {
+    let mut hit: BTreeMap<&'static str, u64> = BTreeMap::new();
+    for seed in seeds {
         let report = run(seed, None);
         assert!(report.value.is_empty(), "seed {seed}: {:?}", report.value);
         for (name, point) in &report.fault_points {
             *hit.entry(name).or_default() += point.injected;
         }
+    }
+    hit
+}
+
+#[test]
+fn nothing_that_was_reported_durable_is_lost() {
+    let seeds = std::env::var("HEDDLE_COPIES_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(SEEDS);
+    let mut hit: BTreeMap<&str, u64> = BTreeMap::new();
+    for (name, hits) in run_all(seeds).into_iter().flatten() {
+        *hit.entry(name).or_default() += hits;
     }
     for point in FAULT_POINTS {
         assert!(hit.get(point).is_some_and(|hits| *hits > 0), "no seed injected {point}: {hit:?}");
