@@ -95,7 +95,7 @@ pub async fn scenario(sim: Sim, mutant: Option<&'static str>) -> Vec<String> {
     let mut rng = sim.rng();
     start_nodes(&sim, NODES);
     for _ in 0..rng.index(4) {
-        sim.inject(*rng.pick(&FAULT_POINTS), *rng.pick(&[0.03, 0.15]));
+        sim.inject(rng.pick::<&str>(&FAULT_POINTS), *rng.pick(&[0.03, 0.15]));
     }
     if let Some(mutant) = mutant {
         sim.inject(mutant, 1.0);
@@ -154,8 +154,7 @@ pub async fn scenario(sim: Sim, mutant: Option<&'static str>) -> Vec<String> {
         }
     }
     validate(&evidence, &set).await;
-    let accusations = std::mem::take(&mut evidence.lock().accusations);
-    accusations
+    std::mem::take(&mut evidence.lock().accusations)
 }
 
 /// Waits until blocks become durable again and there are two complete copies.

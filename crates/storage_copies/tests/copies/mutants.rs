@@ -39,8 +39,7 @@ async fn read_the_copy_that_was_left_out(sim: Sim, mutant: bool) -> Vec<String> 
     sim.cut("p1", "s1");
     rt::sleep(Duration::from_secs(3)).await;
     end.cancel();
-    let accusations = evidence.lock().accusations.clone();
-    accusations
+    evidence.lock().accusations.clone()
 }
 
 #[test]
@@ -70,8 +69,7 @@ async fn reach_the_copy_that_was_left_out(sim: Sim, mutant: bool) -> Vec<String>
     end.cancel();
     rt::sleep(Duration::from_secs(1)).await;
     validate(&evidence, &set).await;
-    let accusations = evidence.lock().accusations.clone();
-    accusations
+    evidence.lock().accusations.clone()
 }
 
 #[test]
