@@ -103,6 +103,7 @@ const DECODERS: &[&str] = &[
     "storage/src/node/epoch.rs",
     "storage/src/node/message.rs",
     "storage/src/node/private_message.rs",
+    "storage/src/node/view.rs",
     "storage/src/tables/batch.rs",
     "storage/src/tables/key.rs",
     "storage/src/tables/model/log.rs",

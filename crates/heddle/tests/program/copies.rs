@@ -28,15 +28,14 @@ fn copies(dir: &Path) -> Vec<(String, String)> {
     nodes.iter().map(|node| (word(node, "name"), word(node, "copy"))).collect()
 }
 
-/// Waits until these storage nodes, and no others, have complete copies.
-async fn complete(dir: &Path, expected: &[&str]) {
+/// Waits until two storage nodes have complete copies, and returns their names and that of the third node.
+async fn two_complete(dir: &Path) -> ([String; 2], String) {
     let start = Instant::now();
     loop {
         let copies = copies(dir);
-        let found: Vec<&str> =
-            copies.iter().filter(|(_, copy)| copy == "complete").map(|(name, _)| name.as_str()).collect();
-        if found == expected {
-            return;
+        let (complete, others): (Vec<_>, Vec<_>) = copies.iter().cloned().partition(|(_, copy)| copy == "complete");
+        if let ([(one, _), (two, _)], [(other, _)]) = (&complete[..], &others[..]) {
+            return ([one.clone(), two.clone()], other.clone());
         }
         assert!(start.elapsed() < RESTART_TIMEOUT, "{copies:?}");
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -49,10 +48,11 @@ async fn either_storage_node_may_be_killed_and_a_copy_moves_under_load() {
     let dir = folder.path().join("network");
     let copied = ["--orgs", "1", "--isolate", "--storage-copies", "2", "--storage-nodes", "3"];
     let network = Network::start(&dir, &[&copied[..], &["--policy", "all"]].concat());
-    complete(&dir, &["storage-1", "storage-2"]).await;
+    two_complete(&dir).await;
     let load = Load::start(&dir, 1, CLIENTS);
     load.progress(SOME, "at first").await;
-    for killed in ["storage-1", "storage-2"] {
+    for turn in 0..2 {
+        let killed = &two_complete(&dir).await.0[turn];
         let process = storage(&dir, killed);
         let start = Instant::now();
         send(process.process, Signal::KILL);
@@ -60,19 +60,21 @@ async fn either_storage_node_may_be_killed_and_a_copy_moves_under_load() {
         println!("{killed} killed: the next write was acknowledged after {:?}", start.elapsed());
         load.progress(SOME, "with one copy").await;
         back(&dir, &process).await;
-        complete(&dir, &["storage-1", "storage-2"]).await;
+        two_complete(&dir).await;
         load.progress(SOME, "with two copies again").await;
     }
     assert_eq!(load.failure(), None, "requests waited, and none failed");
+    let ([from, stays], to) = two_complete(&dir).await;
     let shown = dir.display().to_string();
     let start = Instant::now();
-    let moved = run(&["peer", "storage", "org1", "--dir", &shown, "--move", "storage-1", "storage-3"]);
+    let moved = run(&["peer", "storage", "org1", "--dir", &shown, "--move", &from, &to]);
     assert!(moved.status.success(), "{}", text(&moved));
     println!("moved in {:?}: {}", start.elapsed(), text(&moved));
-    complete(&dir, &["storage-2", "storage-3"]).await;
+    let (complete, _) = two_complete(&dir).await;
+    assert!(complete.contains(&stays) && complete.contains(&to), "{complete:?}");
     load.progress(SOME, "after the move").await;
     // The node that was left is not needed any more.
-    let left = storage(&dir, "storage-1");
+    let left = storage(&dir, &from);
     send(left.process, Signal::STOP);
     load.progress(SOME, "without the node that was left").await;
     send(left.process, Signal::CONT);

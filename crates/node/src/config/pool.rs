@@ -194,7 +194,8 @@ impl PoolConfig {
             (1, 0) => peers,
             (1, nodes) => nodes.min(peers),
             (copies, 0) => peers.max(copies),
-            (copies, nodes) => nodes.min(copies.saturating_mul(peers)),
+            // One more than there are copies: a copy can move there.
+            (copies, nodes) => nodes.min(copies.saturating_add(1).saturating_mul(peers)),
         }
     }
 
