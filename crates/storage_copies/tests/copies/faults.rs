@@ -161,7 +161,7 @@ pub async fn scenario(sim: Sim, mutant: Option<&'static str>) -> Vec<String> {
     std::mem::take(&mut evidence.lock().accusations)
 }
 
-/// Waits until blocks become durable again and there are two complete copies.
+/// Waits until blocks become durable again and there are two complete copies, by a view that the primary knows to be in force.
 pub async fn settle(evidence: &SharedEvidence, set: &CopySet) {
     let before = evidence.lock().durable.len();
     for _ in 0..600 {
@@ -170,13 +170,26 @@ pub async fn settle(evidence: &SharedEvidence, set: &CopySet) {
             return;
         }
         let grows = evidence.lock().durable.len() > before + 5;
-        if grows && newest_members(set).await.len() >= 2 {
+        if grows && are_two_in_force(set).await {
+            // The answer of the last copy that took over the view is on its way to the primary. Should the complete copy be lost
+            // before it arrives, the primary could not go on with the other one.
+            rt::sleep(Duration::from_millis(500)).await;
             return;
         }
     }
     let members = newest_members(set).await;
     let durable = evidence.lock().durable.len() - before;
     evidence.accuse(format!("after all faults {durable} blocks became durable, and {members:?} are complete"));
+}
+
+/// Whether the newest view names two complete copies at least, and each copy that it names has it.
+async fn are_two_in_force(set: &CopySet) -> bool {
+    let states = copy_states(set, CHANNEL).await;
+    let views: Vec<_> =
+        states.iter().filter_map(|(node, status)| Some((&node.name, &status.as_ref().ok()?.registered.view))).collect();
+    let Some((_, newest)) = views.iter().max_by_key(|(_, view)| view.id) else { return false };
+    let has_it = |name: &String| views.iter().any(|(node, view)| *node == name && view.id == newest.id);
+    newest.members().count() >= 2 && newest.copies.iter().all(|copy| has_it(&copy.name))
 }
 
 pub async fn newest_members(set: &CopySet) -> Vec<String> {
