@@ -21,6 +21,7 @@
 mod backoff;
 mod cancellation;
 pub mod channel;
+mod compute;
 #[cfg(debug_assertions)]
 mod context;
 pub mod disk;
@@ -46,6 +47,7 @@ use product as simulation;
 
 pub use backoff::Backoff;
 pub use cancellation::CancellationToken;
+pub use compute::compute;
 pub use context::is_simulation;
 pub(crate) use context::simulated_events;
 pub use fault::fault_point;

@@ -130,6 +130,16 @@ fn spawn_boxed<T: Send + 'static>(future: BoxFuture<T>, label: &'static str) -> 
     Task { inner }
 }
 
+impl<T: Send + 'static> Task<T> {
+    /// Starts a task on other threads than those of the current runtime.
+    pub(super) fn on<F>(runtime: &tokio::runtime::Runtime, future: F) -> Task<T>
+    where
+        F: Future<Output = T> + Send + 'static,
+    {
+        Task { inner: TaskInner::Production(runtime.spawn(future)) }
+    }
+}
+
 /// Whether [`spawn`] works here: false on a thread that runs neither a simulation nor tokio, for example when something is
 /// dropped after its runtime.
 pub fn is_running() -> bool {

@@ -11,7 +11,8 @@
 //! bytes, [`QUERIES_MAX`] open queries, and [`CALLS_MAX`] calls, nested at most [`contract::CALL_DEPTH_MAX`] deep.
 //!
 //! A contract yields to other tasks only when it reads, so only there can a time limit or the cancellation of its
-//! caller stop it. A contract that computes for a long time without reading must yield explicitly, as `kmeans` does.
+//! caller stop it. A contract that computes for a long time without reading does so in [`base::rt::compute`] and yields
+//! there, as `kmeans` does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

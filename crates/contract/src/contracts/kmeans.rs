@@ -18,7 +18,8 @@
 //! vector ([`Prediction`]; paper, section 2.1).
 //!
 //! All parameters are bounded, and so is their product: a client can make a peer compute for seconds, not for hours.
-//! The computation yields to other tasks every fraction of a millisecond, so a time limit can stop it.
+//! The computation runs beside the peer's other tasks ([`rt::compute`]) and yields about every millisecond, so a time limit can
+//! stop it.
 //!
 //! State: `profile_<id>` → the coordinates (f64, little-endian), `food_<id>` → the result as JSON ([`Food`]).
 
@@ -239,9 +240,13 @@ async fn get_food(tx: &mut dyn ContractStub, call: &FunctionCall<'_>) -> Result<
     check_dimensions(request.id, &profile, request.dimensions)?;
     let points = read_profiles(tx, request.sample(), request.dimensions).await?;
     let mut clustering = Clustering::new(points, request.dimensions, request.k, request.epochs, request.threshold);
-    while !clustering.step(STEP_MULTIPLICATIONS) {
-        rt::yield_now().await;
-    }
+    let clustering = rt::compute(async move {
+        while !clustering.step(STEP_MULTIPLICATIONS) {
+            rt::yield_now().await;
+        }
+        clustering
+    })
+    .await;
     let (cluster, distance) = clustering.classify(&profile);
     let food = Food {
         cluster,
