@@ -11,8 +11,9 @@ use base::rt::{self, Instant};
 use crate::fault::{Mutant, mutant};
 use crate::lease::LEASE;
 
-/// How long a read waits for the renewal of an expired lease.
-const LAPSED_LEASE_TIMEOUT: Duration = LEASE;
+/// How long a read waits for the renewal of an expired lease: several leases, because a node that is short of processor time loses
+/// one now and then, and what a contract has read and computed so far would be lost with the read.
+const LAPSED_LEASE_TIMEOUT: Duration = LEASE.saturating_mul(4);
 
 /// The session of a follower between one joining and the next.
 pub struct JoinedState {

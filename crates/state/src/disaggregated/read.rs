@@ -153,11 +153,18 @@ impl StateView {
                 // An entry that a follower cached before it had a lease may have been void by then.
                 found = self.shared.caches.get(hash, name, self.height);
             }
-            if let CacheLookup::Hit(answer) = found {
-                return self.shared.admitted(self.height).map(|()| answer);
-            }
-            if let Some(answer) = self.look(hash, name, found, lease).await? {
-                return self.shared.admitted(self.height).map(|()| answer.and_then(CachedValue::into_versioned));
+            let answer = match found {
+                CacheLookup::Hit(answer) => Some(answer),
+                found => self
+                    .look(hash, name, found, lease)
+                    .await?
+                    .map(|answer| answer.and_then(CachedValue::into_versioned)),
+            };
+            // An answer that was found while a follower's lease lapsed does not count: the read starts over.
+            if let Some(answer) = answer
+                && let Some(admitted) = self.answered()
+            {
+                return admitted.map(|()| answer);
             }
             events::ReadsLate.add(1);
             found = self.shared.caches.get(hash, name, self.height);
