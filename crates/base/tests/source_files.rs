@@ -35,7 +35,6 @@ const CIRCLES: &[(&str, usize, &str)] = &[
     ("sift/src/coordinator/state.rs", 6, "one state machine, in files by what it does"),
     ("simulator/src/campaign.rs", 27, "one simulated network: scenarios plan its faults, mutants break its parts"),
     ("storage/src/private/interface.rs", 2, "private rows are rows of tables, and tables give pages of private rows"),
-    ("storage_copies/src/blocks.rs", 10, "one session: its stores, its keeper, and the operator's hold on it"),
 ];
 
 /// Files `mod.rs` and `lib.rs` that define items.

@@ -9,9 +9,9 @@ use base::{BlockNumber, Bytes, ErrorKind, TxId};
 use storage::Error;
 use storage::blocks::{Blocks, ChainTip, NewBlock, StoredBlock, TransactionLocation};
 
+use crate::copies_core::Session;
 use crate::limits::CLOSE_TIMEOUT;
 use crate::member::Member;
-use crate::session::Session;
 use crate::set::error;
 
 /// Blocks that are durable once every complete copy has them; see [the crate](crate).

@@ -8,10 +8,10 @@ use storage::blocks::{Blocks, NewBlock, StoredBlock};
 use storage::node::{CopyReset, View, copy_status};
 use storage::{Error, PrivateTable, StateStore};
 
+use crate::copies_core::CopiesCore;
 use crate::election::{install_at, within};
 use crate::limits::{ATTACH_BLOCKS_MAX, ATTACH_TIMEOUT, COPY_PAGE_BLOCKS, LOST_AFTER, REPEAT_PAUSE, STATUS_TIMEOUT};
 use crate::member::Member;
-use crate::session::CopiesCore;
 use crate::set::{check_name, error};
 
 /// A node that may become a learner.

@@ -5,11 +5,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 
 use base::ErrorKind;
 use storage::Error;
-use storage::blocks::Blocks as _;
-use storage::node::{COPIES_MAX, View};
-
-use crate::keeper::Wish;
-use crate::session::{CopiesCore, Session};
+use storage::node::View;
 
 /// What an operator sees of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,24 +20,34 @@ pub struct CopyReport {
     pub private_rows: u64,
 }
 
+/// The copies that a primary has opened.
+pub(crate) trait OpenCopies: Send + Sync {
+    /// As [`CopiesControl::report`].
+    fn report(&self) -> (View, Vec<CopyReport>);
+    /// As [`ChannelCopies::add`](crate::ChannelCopies::add).
+    fn add(&self, name: &str) -> Result<(), Error>;
+    /// As [`ChannelCopies::drop_copy`](crate::ChannelCopies::drop_copy).
+    fn drop_copy(&self, name: &str) -> Result<(), Error>;
+}
+
 /// Reaches the copies that the primary of this process has opened; they may be gone again.
 #[derive(Default)]
-pub struct CopiesControl(Mutex<Weak<Session>>);
+pub struct CopiesControl(Mutex<Option<Weak<dyn OpenCopies>>>);
 
 impl CopiesControl {
-    pub(crate) fn note(&self, session: Weak<Session>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = session;
+    pub(crate) fn note(&self, opened: Weak<dyn OpenCopies>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(opened);
     }
 
-    fn with<T>(&self, act: impl FnOnce(&CopiesCore) -> T) -> Option<T> {
-        let session = self.0.lock().unwrap_or_else(PoisonError::into_inner).upgrade()?;
-        Some(act(&session.core))
+    fn with<T>(&self, act: impl FnOnce(&dyn OpenCopies) -> T) -> Option<T> {
+        let opened = self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref()?.upgrade()?;
+        Some(act(&*opened))
     }
 
     /// The view in force and the copies, those that are being built last; `None` if this process is not the primary of a channel that
     /// has copies.
     pub fn report(&self) -> Option<(View, Vec<CopyReport>)> {
-        self.with(CopiesCore::report)
+        self.with(|copies| copies.report())
     }
 
     /// As [`ChannelCopies::add`](crate::ChannelCopies::add).
@@ -49,7 +55,7 @@ impl CopiesControl {
     /// # Errors
     /// Those of it; `Rejected` if this process is not the primary of a channel that has copies.
     pub fn add(&self, name: &str) -> Result<(), Error> {
-        self.with(|core| core.add(name)).unwrap_or_else(|| Err(not_here(name)))
+        self.with(|copies| copies.add(name)).unwrap_or_else(|| Err(not_here(name)))
     }
 
     /// As [`ChannelCopies::drop_copy`](crate::ChannelCopies::drop_copy).
@@ -57,55 +63,16 @@ impl CopiesControl {
     /// # Errors
     /// Those of it; `Rejected` if this process is not the primary of a channel that has copies.
     pub fn drop_copy(&self, name: &str) -> Result<(), Error> {
-        self.with(|core| core.drop_copy(name)).unwrap_or_else(|| Err(not_here(name)))
+        self.with(|copies| copies.drop_copy(name)).unwrap_or_else(|| Err(not_here(name)))
     }
 }
 
-fn refuse(name: &str, text: &str) -> Error {
+pub(crate) fn refuse(name: &str, text: &str) -> Error {
     Error::Remote { node: name.into(), kind: ErrorKind::Rejected, text: text.to_owned() }
 }
 
 fn not_here(name: &str) -> Error {
     refuse(name, "this process is not the primary of a channel that has copies")
-}
-
-impl CopiesCore {
-    pub fn report(&self) -> (View, Vec<CopyReport>) {
-        let state = self.lock();
-        let members = state.members.iter().map(|member| CopyReport {
-            name: member.name().to_owned(),
-            is_member: true,
-            height: member.blocks.durable_height(),
-            private_rows: 0,
-        });
-        let learner = state.learner.iter().map(|learner| CopyReport {
-            name: learner.member.name().to_owned(),
-            is_member: false,
-            height: learner.member.blocks.durable_height(),
-            private_rows: learner.private_rows,
-        });
-        (state.view.clone(), members.chain(learner).collect())
-    }
-
-    pub fn add(&self, name: &str) -> Result<(), Error> {
-        if self.set.node(name).is_none() {
-            return Err(refuse(name, "it is none of the peer's storage nodes"));
-        }
-        if self.lock().members.len() >= COPIES_MAX {
-            return Err(refuse(name, "the channel has as many copies as it may have; drop one first"));
-        }
-        self.wish(Wish::Add(name.to_owned()));
-        Ok(())
-    }
-
-    pub fn drop_copy(&self, name: &str) -> Result<(), Error> {
-        let has_other = self.lock().members.iter().any(|member| member.name() != name);
-        if !has_other {
-            return Err(refuse(name, "it is the last complete copy; add another one first"));
-        }
-        self.wish(Wish::Drop(name.to_owned()));
-        Ok(())
-    }
 }
 
 impl fmt::Debug for CopiesControl {

@@ -9,17 +9,10 @@ use storage::Error;
 use storage::node::{COPIES_MAX, ChannelCopy, View, ViewId};
 
 use crate::build::{Prepared, build, prepare};
+use crate::copies_core::{CopiesCore, CopiesState, Learner, Wish};
 use crate::election::install_everywhere;
 use crate::limits::{KEEPER_PERIOD, LEARN_PAUSES};
 use crate::member::Member;
-use crate::session::{CopiesCore, CopiesState, Learner};
-
-/// What an operator asks for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Wish {
-    Add(String),
-    Drop(String),
-}
 
 /// A learner on its way to a complete copy.
 struct Building {

@@ -60,6 +60,7 @@
 mod blocks;
 mod build;
 mod control;
+mod copies_core;
 mod election;
 mod keeper;
 mod limits;

@@ -9,8 +9,8 @@ use base::{BlockNumber, ErrorKind};
 use storage::tables::{RangePage, RangeQuery, Row};
 use storage::{Error, PrivateRow, PrivateRows, PrivateTable};
 
+use crate::copies_core::{CopiesCore, Session};
 use crate::limits::{REPEAT_MAX, REPEAT_PAUSE};
-use crate::session::{CopiesCore, Session};
 use crate::set::error;
 
 /// One table of private rows that every copy has; see [the crate](crate).

@@ -8,7 +8,7 @@ use base::{BlockNumber, Version};
 use storage::tables::{RangePage, RangeQuery, Row, Savepoint};
 use storage::{Error, History, HistoryQuery, StateStore};
 
-use crate::session::Session;
+use crate::copies_core::Session;
 
 /// Rows that every complete copy has made of its own blocks; see [the crate](crate).
 pub struct CopiedRows {
