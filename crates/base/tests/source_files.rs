@@ -50,7 +50,6 @@ const LINES_MAX: usize = 600;
 const LONG_FILES: &[(&str, &str)] = &[
     ("chain/src/order/orderer_channel.rs", "one channel's pipeline, whose stages share its queue"),
     ("raft/src/engine.rs", "one task, and the steps that it takes"),
-    ("storage/src/node/message.rs", "one protocol: its messages, each encoded beside its decoder"),
 ];
 
 /// Most lines of a crate that are not empty, without its test modules and without test suites that a feature adds.
