@@ -69,9 +69,7 @@ async fn run_all(
     let times = GroupTimeouts { copy_bytes_per_second: options.copy_bytes_per_second, ..GroupTimeouts::relaxed() };
     let family = ProcessGroup::new(program, shape, times)?;
     tell("starting three memory nodes and a processor");
-    let mut memory = family.start_memory(stop).await?;
-    let mut cpu_node = family.start(ProcessRole::CpuNode(1), stop).await?;
-    cpu_node.until(stop, |heard| heard.serves).await?;
+    let (mut memory, mut cpu_node) = family.start_serving(stop).await?;
     tell("putting all keys");
     cpu_node.run_task_on_child(ProcessTask::Fill, stop).await?;
     tell("loading it");

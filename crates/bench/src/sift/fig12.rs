@@ -123,9 +123,7 @@ async fn run_all(
     };
     let family = ProcessGroup::new(program, shape, times)?;
     tell("starting three memory nodes and a processor");
-    let _memory = family.start_memory(stop).await?;
-    let mut serving = family.start(ProcessRole::CpuNode(1), stop).await?;
-    serving.until(stop, |heard| heard.serves).await?;
+    let (_memory, mut serving) = family.start_serving(stop).await?;
     tell("putting all keys");
     serving.run_task_on_child(ProcessTask::Fill, stop).await?;
 

@@ -160,9 +160,7 @@ async fn start(
     let shape = KvGeometry { cache_bytes, ..KvGeometry::new(kind, failures, options.keys, options.value_bytes) };
     let family = ProcessGroup::new(program, shape, GroupTimeouts::relaxed())?;
     if kind != SystemKind::Raft {
-        let others = family.start_memory(stop).await?;
-        let leader = family.start(ProcessRole::CpuNode(1), stop).await?;
-        leader.until(stop, |heard| heard.serves).await?;
+        let (others, leader) = family.start_serving(stop).await?;
         let limiters = vec![CpuLimiter::new(options.limit, leader.id())?];
         return Ok(RunningGroup { leader, others, limiters, _family: family });
     }

@@ -94,11 +94,18 @@ impl ProcessGroup {
         Ok(child)
     }
 
-    /// Starts empty memory nodes.
+    /// Starts empty memory nodes and the first CPU node, and waits until it serves.
     ///
     /// # Errors
     /// As [`ProcessGroup::start`].
-    pub async fn start_memory(&self, stop: &CancellationToken) -> Result<Vec<ChildProcess>, Error> {
+    pub async fn start_serving(&self, stop: &CancellationToken) -> Result<(Vec<ChildProcess>, ChildProcess), Error> {
+        let memory = self.start_memory(stop).await?;
+        let cpu_node = self.start(ProcessRole::CpuNode(1), stop).await?;
+        cpu_node.until(stop, |heard| heard.serves).await?;
+        Ok((memory, cpu_node))
+    }
+
+    async fn start_memory(&self, stop: &CancellationToken) -> Result<Vec<ChildProcess>, Error> {
         let mut memory = Vec::new();
         for node in 0..self.shape.nodes() {
             memory.push(self.start(ProcessRole::Memory(node), stop).await?);
