@@ -43,7 +43,7 @@ const MEMTABLE_BYTES_MIN: usize = 16 << 20;
 const SAVEPOINT_BLOCKS: [u64; 2] = [PERSIST_BLOCKS, 128];
 const SAVEPOINT_BYTES: u64 = 120 << 20;
 /// The approximate bytes of an entry of a cache besides its value.
-const ENTRY_BYTES: usize = 170;
+const ENTRY_BYTES: u64 = 170;
 /// The least [`Fig7Config::memtable_window_min`] with which either form persists in each run.
 pub const MEMTABLE_WINDOW_MIN: Duration = Duration::from_secs(4);
 
@@ -98,15 +98,15 @@ fn sizes(load: &TransactionMix, cache_bytes: usize, persist_blocks: u64) -> Peer
         memory_bytes: load.data_bytes() * 5 / 4 + MEMORY_BESIDE_BYTES,
         section_bytes: pool::SECTION_BYTES_DEFAULT,
         cache_bytes,
-        metadata_bytes: metadata_bytes(load, cache_bytes),
+        metadata_bytes: metadata_bytes(cache_bytes as u64, load.value_bytes() as u64) as usize,
         delta_bytes_max: state::MonolithicConfig::default().delta_bytes_max,
         persist_blocks: Some(persist_blocks),
     }
 }
 
 /// The metadata cache's part: it holds as many entries as the data cache, or more if they are small beside values.
-fn metadata_bytes(load: &TransactionMix, cache_bytes: usize) -> usize {
-    (cache_bytes * ENTRY_BYTES / (2 * ENTRY_BYTES + load.value_bytes())).max(cache_bytes / 16)
+pub fn metadata_bytes(cache_bytes: u64, value_bytes: u64) -> u64 {
+    (cache_bytes * ENTRY_BYTES / (2 * ENTRY_BYTES + value_bytes)).max(cache_bytes / 16)
 }
 
 /// Blocks from one savepoint to the next beside a large memtable.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bench::flexchain::VALUE_BYTES;
-use bench::flexchain::fig7::ACCOUNT_BYTES;
+use bench::flexchain::fig7::{ACCOUNT_BYTES, metadata_bytes};
 use measurement::figure::Figure;
 use measurement::workload::kmeans::KMeans;
 use measurement::workload::smallbank::SmallBank;
@@ -19,8 +19,6 @@ const CUSTOMERS: u64 = 2_000_000;
 const MEMTABLE: u64 = 4 << 20;
 /// Caches of a storage node's tables.
 const TABLE_CACHE: u64 = 4 << 20;
-/// Approximate bytes of an entry of a cache besides its value.
-const ENTRY_BYTES: u64 = 170;
 /// Remote memory holds all records with their heads, the index and superseded versions, and stays below the mark of eviction.
 pub const WHOLE: f64 = 1.25;
 /// Profiles of K-means and the most epochs of a clustering: it reads more than it computes, compared with the paper's.
@@ -80,7 +78,7 @@ impl PaperSizes {
 
     /// What a disaggregated peer has: caches on its compute node, and remote memory. Its storage node has little.
     pub fn disaggregated(self, caches: u64, remote: u64, value_bytes: u64) -> PeerMemory {
-        let metadata = (caches * ENTRY_BYTES / (2 * ENTRY_BYTES + value_bytes)).max(caches / 16);
+        let metadata = metadata_bytes(caches, value_bytes);
         let delta = self.mb(250);
         PeerMemory {
             page_cache: 0,
