@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use bench::flexchain::limiter::{LimiterKind, PERCENT_MIN};
 use clap::{Args, ValueEnum};
 
-use super::bench::{FigureOutput, MemoryLostArguments, seconds};
+use super::faults::MemoryLostArguments;
+use super::figure::FigureArguments;
+use super::seconds::seconds;
 
 /// `heddle bench flexchain-fig1`.
 #[derive(Args, Debug, Clone)]
@@ -17,7 +19,7 @@ pub struct Fig1Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 20.0, value_parser = seconds)]
     pub seconds: f64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 /// The load of figures that measure K-means on several networks.
@@ -39,7 +41,7 @@ pub struct KMeansNetworkArguments {
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=10_000))]
     pub link_latency_us: u64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 /// `heddle bench flexchain-fig5a`.
@@ -87,7 +89,7 @@ pub struct Fig5bArguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 0.6, value_parser = seconds)]
     pub seconds: f64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 /// `heddle bench compute-pool`.
@@ -109,7 +111,7 @@ pub struct ComputePoolArguments {
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     pub blocks: u64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 /// `heddle bench contention`.
@@ -131,7 +133,7 @@ pub struct ContentionArguments {
     #[arg(long, value_name = "N", default_value_t = 400, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub clients: u64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 /// `heddle bench elastic`.
@@ -153,7 +155,7 @@ pub struct ElasticArguments {
     #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=2_000))]
     pub epochs: u64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 impl ElasticArguments {
@@ -161,6 +163,17 @@ impl ElasticArguments {
     pub fn memory_lost(&self) -> MemoryLostArguments {
         MemoryLostArguments { output: self.common.output.clone(), ..MemoryLostArguments::default() }
     }
+}
+
+/// Peers with a limited processor, behind a link to remote memory.
+#[derive(Args, Debug, Clone)]
+pub struct LimitedPeerArguments {
+    /// The quota of each peer's compute process, in percent of one processor
+    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(10..=6_400))]
+    pub cpu_percent: u32,
+    /// Latency of the link to remote memory, in microseconds
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=10_000))]
+    pub link_latency_us: u64,
 }
 
 /// Figures on networks under YCSB and SmallBank.
@@ -178,14 +191,10 @@ pub struct Fig7NetworkArguments {
     /// Duration of each measurement, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 8.0, value_parser = seconds)]
     pub seconds: f64,
-    /// The quota of each peer's compute process, in percent of one processor
-    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(10..=6_400))]
-    pub cpu_percent: u32,
-    /// Latency of the link to remote memory, in microseconds
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=10_000))]
-    pub link_latency_us: u64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub peers: LimitedPeerArguments,
+    #[command(flatten)]
+    pub common: FigureArguments,
 }
 
 impl Fig7NetworkArguments {
@@ -196,7 +205,7 @@ impl Fig7NetworkArguments {
             clients: 48,
             rounds: self.rounds,
             seconds: self.seconds,
-            link_latency_us: self.link_latency_us,
+            link_latency_us: self.peers.link_latency_us,
             common: self.common.clone(),
         }
     }
@@ -296,14 +305,10 @@ pub struct Fig8aNetworkArguments {
     /// Duration of each run, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0, value_parser = seconds)]
     pub seconds: f64,
-    /// The quota of each peer's compute process, in percent of one processor
-    #[arg(long, value_name = "PERCENT", default_value_t = 20, value_parser = clap::value_parser!(u32).range(10..=6_400))]
-    pub cpu_percent: u32,
-    /// Latency of the link to remote memory, in microseconds
-    #[arg(long, value_name = "MICROSECONDS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=10_000))]
-    pub link_latency_us: u64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub peers: LimitedPeerArguments,
+    #[command(flatten)]
+    pub common: FigureArguments,
 }
 
 /// A part of figure 8 (a).
@@ -339,7 +344,7 @@ pub struct Fig8bArguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 0.25, value_parser = seconds)]
     pub seconds: f64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 /// How a processor is limited.
@@ -361,19 +366,6 @@ impl CpuLimit {
             CpuLimit::Pauses => LimiterKind::Pauses,
         }
     }
-}
-
-/// Options that the figures share.
-#[derive(Args, Debug, Clone)]
-pub struct FlexchainArguments {
-    /// A quick look: little data and short runs instead of the sizes above
-    #[arg(long)]
-    pub quick: bool,
-    /// Determines the keys
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
-    pub seed: u64,
-    #[command(flatten)]
-    pub output: FigureOutput,
 }
 
 /// A memory node for figure 8 (b), as a process of this program.

@@ -3,9 +3,15 @@
 //! Their part of `docs/cli.md` is generated from these declarations, and a test compares the two.
 
 pub mod bench;
+pub mod component;
+pub mod faults;
+pub mod figure;
 pub mod flexchain;
 pub mod former;
+pub mod kv;
+mod seconds;
 pub mod sift;
+pub mod workload;
 
 use clap::Parser;
 

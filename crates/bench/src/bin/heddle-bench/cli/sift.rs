@@ -3,8 +3,9 @@
 use bench::flexchain::limiter::{LimiterKind, PERCENT_MIN};
 use clap::Args;
 
-use super::bench::seconds;
-use super::flexchain::{CpuLimit, FlexchainArguments};
+use super::figure::FigureArguments;
+use super::flexchain::CpuLimit;
+use super::seconds::seconds;
 
 /// `heddle bench sift-fig5` and `sift-fig6`.
 #[derive(Args, Debug, Clone)]
@@ -25,7 +26,7 @@ pub struct SiftArguments {
     #[arg(long, value_name = "N", default_value = "992", value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
     pub value_bytes: u64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 /// A store and its clients.
@@ -64,7 +65,7 @@ pub struct SiftCpuArguments {
     #[command(flatten)]
     pub store: SiftStoreArguments,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 impl SiftCpuArguments {
@@ -102,7 +103,7 @@ pub struct SiftBackupsArguments {
     #[arg(long, value_name = "N", default_value = "50", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub repeats: u64,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 /// `heddle bench sift-fig11`.
@@ -123,7 +124,7 @@ pub struct MemoryLossArguments {
     #[command(flatten)]
     pub store: SiftStoreArguments,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }
 
 /// `heddle bench sift-fig12`.
@@ -147,5 +148,5 @@ pub struct CoordinatorLossArguments {
     #[command(flatten)]
     pub store: SiftStoreArguments,
     #[command(flatten)]
-    pub common: FlexchainArguments,
+    pub common: FigureArguments,
 }

@@ -19,8 +19,8 @@ use measurement::workload::smallbank::SmallBank;
 
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure};
-use crate::cli::bench::BenchRunArguments;
 use crate::cli::flexchain::ComputePoolArguments;
+use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 
 /// The numbers of compute nodes that are compared.

@@ -26,8 +26,8 @@ use measurement::workload::{KeyChoice, Workload};
 
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure};
-use crate::cli::bench::BenchRunArguments;
 use crate::cli::flexchain::ContentionArguments;
+use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 
 const VALID_OVER_PLAIN_MIN: f64 = 1.3;

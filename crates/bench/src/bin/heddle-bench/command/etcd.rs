@@ -25,7 +25,7 @@ use measurement::interval::median;
 
 use super::figure::{FigureProgress, show};
 use super::kv_bench::{KvLoad, KvPath, KvServer, measure, quantile};
-use crate::cli::bench::KvEtcdArguments;
+use crate::cli::kv::KvEtcdArguments;
 use crate::failure::CommandError;
 
 const NODES: usize = 3;

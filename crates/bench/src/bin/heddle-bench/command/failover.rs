@@ -32,7 +32,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure as measure_window};
-use crate::cli::bench::{BenchRunArguments, FailoverArguments};
+use crate::cli::faults::FailoverArguments;
+use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 use crate::page;
 

@@ -24,8 +24,8 @@ use measurement::workload::{KeyChoice, Workload};
 
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure};
-use crate::cli::bench::BenchRunArguments;
 use crate::cli::flexchain::Fig1Arguments;
+use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 
 /// Transactions of a block, as in FlexChain's evaluation.

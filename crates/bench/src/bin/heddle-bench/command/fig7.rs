@@ -132,7 +132,7 @@ pub async fn run(arguments: &Fig7Arguments, stop: &CancellationToken) -> Result<
         measure_part(part, networks, &limits, &mut figure, &progress, stop).await?;
     }
     if wanted(Fig7Part::D) {
-        super::fig7d::measure(&networks.kmeans(), networks.cpu_percent, &mut figure, &progress, stop).await?;
+        super::fig7d::measure(&networks.kmeans(), networks.peers.cpu_percent, &mut figure, &progress, stop).await?;
     }
     drop(progress);
     show(&figure, &networks.common.output)
@@ -141,8 +141,8 @@ pub async fn run(arguments: &Fig7Arguments, stop: &CancellationToken) -> Result<
 /// States the settings, and finds out whether memory can be limited.
 fn begin(arguments: &Fig7NetworkArguments, figure: &mut Figure) -> MemoryLimits {
     sizes(arguments).state(figure);
-    state_networks(figure, arguments.link_latency_us);
-    figure.setting("cpu_percent", arguments.cpu_percent);
+    state_networks(figure, arguments.peers.link_latency_us);
+    figure.setting("cpu_percent", arguments.peers.cpu_percent);
     figure.setting("validation", "parallel");
     figure.setting("rounds", arguments.rounds);
     figure.setting("seconds", arguments.seconds);
@@ -170,7 +170,7 @@ async fn measure_part(
     stop: &CancellationToken,
 ) -> Result<(), CommandError> {
     let is_quick = arguments.common.quick;
-    let percent = cpu_percent(arguments.cpu_percent, is_quick, figure);
+    let percent = cpu_percent(arguments.peers.cpu_percent, is_quick, figure);
     let sizes = sizes(arguments);
     let loads = part.loads(sizes);
     let length = RunLength { seconds: arguments.seconds, seed: arguments.common.seed, is_quick };
@@ -182,7 +182,7 @@ async fn measure_part(
             nodes: 1,
             cpu_percent: percent,
             validation: "parallel",
-            link_latency_us: arguments.link_latency_us,
+            link_latency_us: arguments.peers.link_latency_us,
             memory: Some(memory),
         };
         let network = MeasuredNetwork::start(&setup, limits, progress, stop).await?;

@@ -99,13 +99,13 @@ pub async fn run(arguments: &Fig8aArguments, stop: &CancellationToken) -> Result
         sizes: PaperSizes { scale, seed: networks.common.seed },
         length: RunLength { seconds: networks.seconds, seed: networks.common.seed, is_quick },
         rounds: if is_quick { 1 } else { networks.rounds },
-        cpu_percent: cpu_percent(networks.cpu_percent, is_quick, &mut figure),
+        cpu_percent: cpu_percent(networks.peers.cpu_percent, is_quick, &mut figure),
         limits: MemoryLimits::probe(),
         progress: &progress,
         stop,
     };
     run.sizes.state(&mut figure);
-    state_networks(&mut figure, networks.link_latency_us);
+    state_networks(&mut figure, networks.peers.link_latency_us);
     figure.setting("cpu_percent", run.cpu_percent);
     figure.setting("validation", "parallel");
     figure.setting("rounds", run.rounds);
@@ -180,7 +180,7 @@ impl Fig8aRun<'_> {
             nodes: 1,
             cpu_percent: self.cpu_percent,
             validation: "parallel",
-            link_latency_us: self.arguments.link_latency_us,
+            link_latency_us: self.arguments.peers.link_latency_us,
             memory: Some(self.sizes.disaggregated(caches, remote, load.value_bytes)),
         };
         let network = MeasuredNetwork::start(&setup, &self.limits, self.progress, self.stop).await?;

@@ -6,10 +6,10 @@ use base::rt::CancellationToken;
 use indicatif::{ProgressBar, ProgressStyle};
 use measurement::figure::Figure;
 
-use crate::cli::bench::{
-    FigureOutput, OrderingArguments, ProviderChoice, RmaArguments, SignaturesArguments, StateArguments, StatePart,
-    ValidateArguments,
+use crate::cli::component::{
+    OrderingArguments, ProviderChoice, RmaArguments, SignaturesArguments, StateArguments, StatePart, ValidateArguments,
 };
+use crate::cli::figure::FigureOutput;
 use crate::failure::CommandError;
 use crate::output;
 

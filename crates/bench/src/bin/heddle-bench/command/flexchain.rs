@@ -19,10 +19,10 @@ use measurement::workload::ycsb::Ycsb;
 
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure};
-use crate::cli::bench::BenchRunArguments;
 use crate::cli::flexchain::{
     Fig5bArguments, Fig7Arguments, Fig7Part, Fig8aArguments, Fig8bArguments, MemoryProcessArguments, MemoryProcessMode,
 };
+use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 use crate::output;
 

@@ -11,8 +11,8 @@ use measurement::workload::kmeans::KMeans;
 use super::figure::FigureProgress;
 use super::measure::{OwnNetwork, measure};
 use super::peer_network::{MemoryLimits, PeerSetup, state_networks};
-use crate::cli::bench::BenchRunArguments;
 use crate::cli::flexchain::KMeansNetworkArguments;
+use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 
 /// A further step in clients must bring this much.

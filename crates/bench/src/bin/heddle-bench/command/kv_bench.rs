@@ -15,7 +15,7 @@ use node::kv::{KvClient, KvEndpoint, KvExchange};
 
 use super::etcd;
 use super::figure::{FigureProgress, show};
-use crate::cli::bench::KvBenchArguments as Arguments;
+use crate::cli::kv::KvBenchArguments as Arguments;
 use crate::failure::CommandError;
 
 const READY_TIMEOUT: Duration = Duration::from_secs(60);

@@ -43,8 +43,9 @@ use measurement::workload::ycsb::Ycsb;
 use node::Endpoints;
 use node::config::{CutSetting, HeddleConfig, VerificationMethod};
 
-use crate::cli::bench::{
-    BenchCommand, BenchRunArguments, ChaincodeLanguage, KMeansArguments, SmallBankArguments, WaitFor, YcsbArguments,
+use crate::cli::bench::BenchCommand;
+use crate::cli::workload::{
+    BenchRunArguments, ChaincodeLanguage, KMeansArguments, SmallBankArguments, WaitFor, YcsbArguments,
 };
 use crate::failure::CommandError;
 use crate::signals::StopSignals;

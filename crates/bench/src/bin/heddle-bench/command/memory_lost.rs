@@ -25,7 +25,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::failover::{FailoverLoad, VALUE_BYTES, folders};
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure as measure_window};
-use crate::cli::bench::{BenchRunArguments, MemoryLostArguments};
+use crate::cli::faults::MemoryLostArguments;
+use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 
 /// The upper bound on the time until the throughput is back.

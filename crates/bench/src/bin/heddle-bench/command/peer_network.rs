@@ -28,7 +28,7 @@ use node::process::ProcessRole;
 
 use super::figure::FigureProgress;
 use super::measure::{OwnNetwork, measure};
-use crate::cli::bench::BenchRunArguments;
+use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 use crate::page;
 

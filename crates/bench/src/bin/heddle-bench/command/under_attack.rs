@@ -21,7 +21,8 @@ use node::Endpoints;
 
 use super::figure::{FigureProgress, show};
 use super::measure::{OwnNetwork, measure};
-use crate::cli::bench::{BenchRunArguments as Load, UnderAttackArguments};
+use crate::cli::faults::UnderAttackArguments;
+use crate::cli::workload::BenchRunArguments as Load;
 use crate::failure::CommandError;
 
 /// The number of organisations; the last one belongs to the attackers.

@@ -16,8 +16,8 @@ use node::control::request_node;
 
 use super::manager::{ManagerProcess, instant_of, is_at_least};
 use super::sample::{LoadTimes, ScalingSample, evaluate};
-use crate::cli::bench::BenchRunArguments;
 use crate::cli::flexchain::ElasticArguments;
+use crate::cli::workload::BenchRunArguments;
 use crate::command::measure::{OwnNetwork, measure as measure_window};
 use crate::failure::CommandError;
 use crate::page;
