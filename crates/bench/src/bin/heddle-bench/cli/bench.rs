@@ -317,16 +317,17 @@ Examples:
   heddle bench flexchain-fig7 --only c --json fig7.json      the plot is fig7.svg
   heddle bench flexchain-fig7 --only state                   the state alone
 
-Runs flexchain-fig7a, -fig7b, -fig7c and -fig7d. a_min, b_min, c_min, d_sequential and d_parallel are the throughput of
-the disaggregated form over that of the monolithic one, of the load where it is least. Takes about twenty minutes.
-With --only, one of these parts, or one of three others, both forms in turn under YCSB-A and -B and SmallBank:
-  network: a disaggregated and a monolithic network in one process each; cpu_over_monolithic_max compares the servers'
-    processor time per transaction
+Runs flexchain-fig7a, -fig7b, -fig7c and -fig7d. Each ratio is the throughput of disaggregated peers over that of
+monolithic ones: a_min, b_min and c_min under the load with the lowest ratio, d_sequential and d_parallel for K-means
+with each form of validation. Takes about twenty minutes.
+--only runs one of these parts, or one of three others, which run both forms in turn under YCSB-A, -B and SmallBank:
+  network: two networks, each in one process; cpu_over_monolithic_max compares the servers' processor time per
+    transaction
   state: one task syncs and applies blocks, through shm and with an added latency; state_over_monolithic_... compare
     throughput
-  memtable: the state, write-heavy, with a monolithic memtable as large as the data, for which blocks wait when it is
-    full; the other form's caches are an eighth of the data (large_memtable_over_monolithic_min), then as large as the
-    monolithic one's (large_memtable_equal_caches_min)
+  memtable: the state under write-heavy loads; the monolithic memtable is as large as the data, and blocks wait while it
+    is full; disaggregated caches are an eighth of the data (large_memtable_over_monolithic_min), then as large as the
+    monolithic ones (large_memtable_equal_caches_min)
 docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig7(Fig7Arguments),
@@ -339,10 +340,10 @@ Examples:
   heddle bench flexchain-fig7a --scale 20 --json fig7a.json      the plot is fig7a.svg
 
 Networks of processes with three organisations, three orderers on Raft, blocks of 200 and parallel validation. Compute
-nodes have the same quota of processor time in both forms; each compute and storage node has a limit of memory that
-counts page cache. Remote memory is behind a link of 2 µs. A disaggregated peer has local caches of an eighth of the
-data and remote memory for all of it, a monolithic one has memory for all of it, a third one for a thousandth of it.
-a_min is the throughput of the first form over that of the second, of the load where it is least. This needs cgroups:
+nodes of both forms have the same quota of processor time. Memory limits of compute and storage nodes include page
+cache. Remote memory is behind a link of 2 µs. Peers are disaggregated, with local caches for an eighth of the data and
+remote memory for all of it; monolithic, with memory for all data; or monolithic, with memory for a thousandth of it.
+a_min is the throughput of the first over that of the second, under the load with the lowest ratio. This needs cgroups:
 run it as root, or in a cgroup that is delegated to you. docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig7a(Fig7NetworkArguments),
@@ -354,8 +355,8 @@ Examples:
   heddle bench flexchain-fig7b
   heddle bench flexchain-fig7b --rounds 5 --json fig7b.json      the plot is fig7b.svg
 
-As flexchain-fig7a, with 5, 50 and 95 % of writes, on disaggregated peers and on monolithic ones with memory for all
-of the data. docs/formats/bench.md explains the JSON."
+As flexchain-fig7a, with 5, 50 and 95 % of writes, on disaggregated peers and on monolithic peers with memory for all
+data. docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig7b(Fig7NetworkArguments),
     /// FlexChain, figure 7 (c): YCSB with data twice the local memory
@@ -366,8 +367,8 @@ Examples:
   heddle bench flexchain-fig7c
   heddle bench flexchain-fig7c --scale 20 --json fig7c.json      the plot is fig7c.svg
 
-As flexchain-fig7a, with twice the data. The memory of monolithic peers stays as large as the former data. Local caches
-of disaggregated peers stay as they are, and remote memory grows to 1.25 times the data.
+As flexchain-fig7a, with twice the data. Monolithic peers have memory for half of it. Disaggregated peers have unchanged
+local caches, and remote memory of 1.25 times the data.
 docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig7c(Fig7NetworkArguments),
@@ -380,9 +381,9 @@ Examples:
   heddle bench flexchain-fig7d --cpu-percent 400 --rounds 5 --json fig7d.json      the plot is fig7d.svg
 
 Networks of processes with three organisations and three orderers on Raft run K-means. The compute process of a peer
-has the same quota of processor time in both forms. d_sequential and d_parallel are the throughput of the
-disaggregated form over that of the monolithic one. This needs cgroups: run it as root, or in a cgroup that is
-delegated to you. Takes about six minutes. docs/formats/bench.md explains the JSON."
+has the same quota of processor time in both forms. d_sequential and d_parallel are the throughput of disaggregated
+peers over that of monolithic ones, with each form of validation. This needs cgroups: run it as root, or in a cgroup
+that is delegated to you. Takes about six minutes. docs/formats/bench.md explains the JSON."
     )]
     FlexchainFig7d(Fig7dArguments),
     /// FlexChain, figure 8 (a): throughput, hits and aborts over the local caches

@@ -182,7 +182,7 @@ pub struct Fig7NetworkArguments {
     /// Divides the paper's 400,000 records of 10 KB, 2,000,000 customers, and all sizes of memory
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=4_000))]
     pub scale: u64,
-    /// Clients of each network; by default as many as bring it to its peak under each load
+    /// Clients of each network [default: as many as give the highest throughput, for each load]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub clients: Option<u64>,
     /// Rounds, in each of which every network is measured once; means count
@@ -198,7 +198,7 @@ pub struct Fig7NetworkArguments {
 }
 
 impl Fig7NetworkArguments {
-    /// K-means with the same rounds, at the defaults of its own figure.
+    /// K-means with the same rounds, and otherwise with the defaults of figure 7 (d).
     pub fn kmeans(&self) -> KMeansNetworkArguments {
         KMeansNetworkArguments {
             epochs: 100,
@@ -254,12 +254,12 @@ pub enum Fig7Part {
     Network,
     /// The state alone
     State,
-    /// Write-heavy loads alone, beside a memtable as large as the data
+    /// The state alone under write-heavy loads, with a memtable as large as the data
     Memtable,
 }
 
 impl Fig7Part {
-    /// Whether it is a part of the figure before it ran on networks of processes.
+    /// Whether the part runs in one process, as the whole figure once did.
     pub fn is_former(self) -> bool {
         matches!(self, Fig7Part::Network | Fig7Part::State | Fig7Part::Memtable)
     }
@@ -296,7 +296,7 @@ pub struct Fig8aNetworkArguments {
     /// Divides the paper's 400,000 records of 10 KB, and the data of the other loads
     #[arg(long, value_name = "N", default_value_t = 40, value_parser = clap::value_parser!(u64).range(1..=4_000))]
     pub scale: u64,
-    /// Clients; by default as many as bring a network with all data in memory to its peak
+    /// Clients [default: as many as give the highest throughput with all data in memory]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub clients: Option<u64>,
     /// Runs of each setting; means count
