@@ -1,4 +1,4 @@
-//! What an operator sees of the copies, and has done about them.
+//! An operator's view of the copies, and an operator's requests.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError, Weak};
@@ -7,7 +7,7 @@ use base::ErrorKind;
 use storage::Error;
 use storage::node::View;
 
-/// What an operator sees of one copy.
+/// One copy, as an operator sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyReport {
     /// The name of its storage node.
@@ -30,7 +30,7 @@ pub(crate) trait OpenCopies: Send + Sync {
     fn drop_copy(&self, name: &str) -> Result<(), Error>;
 }
 
-/// Reaches the copies that the primary of this process has opened; they may be gone again.
+/// Reaches the copies that the primary of this process has opened, as long as they are open.
 #[derive(Default)]
 pub struct CopiesControl(Mutex<Option<Weak<dyn OpenCopies>>>);
 
@@ -44,7 +44,7 @@ impl CopiesControl {
         Some(act(&*opened))
     }
 
-    /// The view in force and the copies, those that are being built last; `None` if this process is not the primary of a channel that
+    /// The view in force and the copies, with the learner last; `None` if this process is not the primary of a channel that
     /// has copies.
     pub fn report(&self) -> Option<(View, Vec<CopyReport>)> {
         self.with(|copies| copies.report())

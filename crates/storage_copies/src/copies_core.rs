@@ -18,7 +18,7 @@ use crate::limits::{REPEAT_MAX, REPEAT_PAUSE};
 use crate::member::Member;
 use crate::set::{CopySet, passes};
 
-/// Ends the session when the last user of it has gone.
+/// A session. It ends when its last user drops it.
 pub(crate) struct Session {
     pub core: Arc<CopiesCore>,
     /// Changes the view. It ends with the session.
@@ -43,24 +43,24 @@ pub(crate) struct CopiesCore {
     pub channel: String,
     pub epoch: Epoch,
     state: Mutex<CopiesState>,
-    /// The height and the hash of what was reported durable.
+    /// The height and the header hash that were reported durable.
     durable_tip: Mutex<(u64, [u8; 32])>,
     pub durable: WatchSender<u64>,
     savepoint: Mutex<Savepoint>,
     savepoint_height: WatchSender<u64>,
     failure: OnceLock<Error>,
     pub failed: CancellationToken,
-    /// Nobody uses the session any more.
+    /// Cancelled when the session is dropped.
     pub ended: CancellationToken,
-    /// Held while a block is appended, or a learner begins to get blocks.
+    /// Held while a block is appended, and while a learner is attached.
     pub appending: AsyncMutex<()>,
-    /// Held while committed private rows are written; the number of the last such write.
+    /// The number of the last write of committed private rows. Held during each such write.
     pub writing: AsyncMutex<u64>,
     pub wishes: Mutex<Vec<Wish>>,
     pub work: Notify,
 }
 
-/// Which copies there are.
+/// The view and its copies.
 pub(crate) struct CopiesState {
     /// The view in force.
     pub view: View,
@@ -69,7 +69,7 @@ pub(crate) struct CopiesState {
     /// The complete copies, in the order in which they are read.
     pub members: Vec<Arc<Member>>,
     pub learner: Option<Learner>,
-    /// Copies that an operator has dropped: they are not added again by themselves.
+    /// Copies that an operator has dropped. Only an operator adds them again.
     pub dropped: BTreeSet<String>,
 }
 
@@ -77,19 +77,19 @@ pub(crate) struct CopiesState {
 #[derive(Clone)]
 pub(crate) struct Learner {
     pub member: Arc<Member>,
-    /// It gets every block, and a block needs it to be durable.
+    /// It gets every block, and no block is durable without it.
     pub is_attached: bool,
     pub private_rows: u64,
 }
 
-/// What an operator asks for.
+/// An operator's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wish {
     Add(String),
     Drop(String),
 }
 
-/// The lowest savepoint of copies.
+/// The lowest savepoint of these copies.
 fn lowest_savepoint(members: &[Arc<Member>]) -> Savepoint {
     members.iter().map(|member| member.rows.savepoint()).min_by_key(|savepoint| savepoint.height).unwrap_or_default()
 }
@@ -136,14 +136,14 @@ impl CopiesCore {
         self.lock().members.clone()
     }
 
-    /// The copies that get blocks.
+    /// The copies to which blocks are appended.
     pub fn appended_to(&self) -> Vec<Arc<Member>> {
         let state = self.lock();
         let attached = state.learner.iter().filter(|learner| learner.is_attached).map(|learner| &learner.member);
         state.members.iter().chain(attached).cloned().collect()
     }
 
-    /// The copies that get private rows.
+    /// The copies to which private rows are written.
     pub fn written_to(&self) -> Vec<Arc<Member>> {
         let state = self.lock();
         state.members.iter().chain(state.learner.iter().map(|learner| &learner.member)).cloned().collect()
@@ -154,7 +154,7 @@ impl CopiesCore {
         self.work.notify_one();
     }
 
-    /// Reports what every copy that counts has.
+    /// Reports the blocks and rows that all members and an attached learner have.
     pub fn advance(&self) {
         let state = self.lock();
         let attached: Vec<_> = state.learner.iter().filter(|learner| learner.is_attached).collect();
@@ -211,7 +211,7 @@ impl CopiesCore {
         self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// Has what a copy reports count, and watches it, until it is left out or the session ends.
+    /// Watches a copy and advances with its reports, until it is left out or the session ends.
     pub fn follow(self: &Arc<Self>, member: &Arc<Member>) {
         let (core, member) = (Arc::downgrade(self), Arc::clone(member));
         drop(rt::spawn(async move {
@@ -238,7 +238,7 @@ impl CopiesCore {
         }));
     }
 
-    /// Asks the first copy that answers.
+    /// Asks one member after the other until one answers.
     pub async fn read<T, F>(&self, ask: impl Fn(Arc<Member>) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Error>>,
@@ -265,7 +265,7 @@ impl CopiesCore {
         }
     }
 
-    /// Has all of these copies do something, unless they are left out meanwhile. A copy that gives no answer is asked again.
+    /// Asks all of these copies. A copy that does not answer is asked again, until it is left out.
     ///
     /// # Errors
     /// A refusal of a copy; `Retry` if a copy neither answers nor is left out.

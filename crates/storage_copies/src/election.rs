@@ -1,4 +1,4 @@
-//! Steps 12 to 14: how a candidate gets its epoch from the copies.
+//! Steps 12 to 14: how a candidate begins its epoch at the copies.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use storage::node::{
 use crate::limits::{BEGIN_TIMEOUT, STATUS_TIMEOUT};
 use crate::set::{CopyNode, CopySet, check_name, error};
 
-/// Numbers that a view made by an operator leaves out, so that no primary has used them.
+/// An operator's view skips this many numbers, so that no primary has used its number.
 const FORCED_NUMBERS: u64 = 1 << 32;
 /// Attempts of a candidate to put its first view in force.
 const VIEW_ATTEMPTS_MAX: usize = 4;
 
-/// What each configured node has of a channel; an error for one that does not answer.
+/// The status of the copy at each configured node; an error for a node that does not answer.
 pub async fn copy_states(set: &CopySet, channel: &str) -> Vec<(CopyNode, Result<CopyStatus, Error>)> {
     join_all(set.nodes.iter().map(|node| async {
         let asked = within(node, STATUS_TIMEOUT, copy_status(&node.address, &set.token, channel)).await;
@@ -29,16 +29,16 @@ pub async fn copy_states(set: &CopySet, channel: &str) -> Vec<(CopyNode, Result<
     .await
 }
 
-/// Whether a channel has a view. One that lies on the only node that is configured, and never had a copy elsewhere, has none.
+/// Whether a channel has a view. It has none if only one node is configured and it never had a copy elsewhere.
 ///
 /// # Errors
-/// Those of the only node that is configured.
+/// Those of the node, if only one is configured.
 pub async fn has_copies(set: &CopySet, channel: &str) -> Result<bool, Error> {
     let node = set.first();
     Ok(!set.is_single() || copy_status(&node.address, &set.token, channel).await?.registered.view.id.number > 0)
 }
 
-/// The channels of which one of the nodes that answer has blocks, in the order of their names.
+/// The channels of which any node that answers has blocks, sorted by name.
 ///
 /// # Errors
 /// If no node answers.
@@ -74,12 +74,12 @@ pub async fn newest_epoch(set: &CopySet, channel: &str) -> Result<Epoch, Error> 
     epochs.max().ok_or_else(|| silent(&states))
 }
 
-/// Begins a new epoch for the next primary of a channel, at every complete copy. If `newest` is named, only if no later one has
+/// Begins a new epoch for the next primary of a channel, at every complete copy. If `newest` is given, fails if a later epoch has
 /// begun. The first view of the epoch is in force on return.
 ///
 /// # Errors
 /// `Fenced` if a later epoch has begun; `Retry` if a member of the newest view does not answer, if the copies have changed
-/// meanwhile, or if a new channel's nodes are not all there; refusals. The epoch may have begun at some copies then; beginning
+/// meanwhile, or if not all nodes of a new channel answer; refusals. The epoch may then have begun at some copies; beginning
 /// another one is safe.
 pub async fn begin_epoch(set: &CopySet, channel: &str, newest: Option<Epoch>) -> Result<Epoch, Error> {
     if set.is_single() && !has_copies(set, channel).await? {
@@ -132,8 +132,8 @@ pub async fn begin_epoch(set: &CopySet, channel: &str, newest: Option<Epoch>) ->
     Err(silent(&states))
 }
 
-/// Has an operator's word count: from now on the copy of this node is the channel, whatever the other copies had. No compute node of
-/// the peer may be running.
+/// Makes the copy of this node the only one of the channel, on an operator's word and whatever the other copies have. No compute
+/// node of the peer may be running.
 ///
 /// # Errors
 /// `Rejected` if the node is not configured, or has no complete copy; those of the node.
@@ -156,7 +156,7 @@ pub async fn force_view(set: &CopySet, channel: &str, name: &str) -> Result<View
     Ok(view)
 }
 
-/// Gives a view to its copies, in the order of `order`. Nobody may count on the view unless this succeeds.
+/// Gives a view to its copies, in the order of `order`. The view is in force only if this succeeds.
 ///
 /// # Errors
 /// The first failure, and the name of the copy that failed; the view may be at some copies.
@@ -201,7 +201,7 @@ pub(crate) async fn install_at(
     within(node, time_max, install_view(&node.address, &set.token, channel, installation)).await
 }
 
-/// A call to a node that is given up after a time.
+/// Makes a call to a node with a time limit.
 pub(crate) async fn within<T>(
     node: &CopyNode,
     time_max: Duration,
@@ -219,7 +219,7 @@ pub(crate) fn newest_view(states: &States) -> View {
     views.max_by_key(|view| view.id).cloned().unwrap_or_default()
 }
 
-/// Step 12: all members of the view, in its order; or, in step 14, the node that becomes the first member.
+/// Step 12: all members of the view, in its order, and false. Step 14: the node that becomes the first member, and true.
 #[allow(clippy::type_complexity, reason = "a pair that is taken apart at once")]
 fn members_to_ask(set: &CopySet, states: &States, view: &View) -> Result<(Vec<(CopyNode, CopyStatus)>, bool), Error> {
     let status = |name: &str| match states.iter().find(|(node, _)| node.name == name) {

@@ -14,7 +14,7 @@ use crate::election::install_everywhere;
 use crate::limits::{KEEPER_PERIOD, LEARN_PAUSES};
 use crate::member::Member;
 
-/// A learner on its way to a complete copy.
+/// A learner, and the task that builds it.
 struct Building {
     name: String,
     outcome: OneshotReceiver<Result<(), Error>>,
@@ -22,7 +22,7 @@ struct Building {
 }
 
 impl Building {
-    /// The outcome, once there is one.
+    /// The outcome, if the task has ended.
     fn ended(&mut self) -> Option<Result<(), Error>> {
         match self.outcome.try_recv() {
             Ok(outcome) => Some(outcome),
@@ -32,11 +32,11 @@ impl Building {
     }
 }
 
-/// Looks after the copies until the session fails or is dropped.
+/// Leaves lost copies out, builds missing ones and executes operators' requests, until the session fails or is dropped.
 pub(crate) async fn keep(core: Arc<CopiesCore>) {
     let mut backoff = Backoff::new(LEARN_PAUSES.0, LEARN_PAUSES.1);
     let (mut building, mut next_try): (Option<Building>, _) = (None, rt::now());
-    // The node that is tried next, and one that an operator wants beyond the configured number.
+    // The node to try next, and a node that an operator has added.
     let (mut turn, mut extra): (usize, Option<String>) = (0, None);
     while core.failure().is_none() {
         let _ = rt::timeout(KEEPER_PERIOD, core.work.notified()).await;
@@ -119,7 +119,7 @@ fn fatal(core: &CopiesCore) -> Option<Error> {
     fenced.or_else(last)
 }
 
-/// Step 7. Whether a copy was lost.
+/// Step 7: leaves lost copies out. Returns whether there were any.
 async fn leave_out_lost(core: &Arc<CopiesCore>) -> bool {
     let (members, learner) = {
         let state = core.lock();
@@ -131,7 +131,7 @@ async fn leave_out_lost(core: &Arc<CopiesCore>) -> bool {
         Some(member.name().to_owned())
     };
     let mut names: Vec<String> = if members.len() > 1 { members.iter().filter_map(lost).collect() } else { Vec::new() };
-    // All of them at once is more likely to be this node's own trouble; one of them stays in any case.
+    // If all seem lost, the fault is more likely at this node. One of them stays in any case.
     if names.len() == members.len() {
         names.remove(0);
     }
@@ -143,7 +143,7 @@ async fn leave_out_lost(core: &Arc<CopiesCore>) -> bool {
     true
 }
 
-/// Makes a view without these copies, and without the learner if it is one of them. Tries others until a view is in force.
+/// Makes a view without these copies. Leaves out further ones that fail meanwhile, until a view is in force.
 async fn leave_out(core: &Arc<CopiesCore>, names: &[String]) {
     let mut out: Vec<String> = names.to_vec();
     while core.failure().is_none() {
@@ -154,7 +154,7 @@ async fn leave_out(core: &Arc<CopiesCore>, names: &[String]) {
             (kept.collect(), learner.filter(|name| !out.contains(name)))
         };
         if kept.is_empty() {
-            // None of them answers. One must come back.
+            // No member answers. The channel waits until one is back.
             rt::sleep(KEEPER_PERIOD).await;
             let members = core.members();
             out.retain(|name| members.iter().all(|member| member.name() != name));
@@ -186,13 +186,13 @@ fn candidate(core: &CopiesCore, extra: Option<&str>, turn: &mut usize) -> Option
     Some(free.get(*turn % free.len().max(1))?.name.clone())
 }
 
-/// Step 8, and the beginning of steps 9 and 10.
+/// Step 8, and the start of steps 9 and 10.
 async fn begin_building(core: &Arc<CopiesCore>, name: &str) -> Result<Building, Error> {
     let prepared = prepare(core, name).await?;
     let members = core.lock().members.iter().map(|member| member.name().to_owned()).collect();
     if let Err((failed, error)) = core.change_view_with(members, Some(name.to_owned()), Some(prepared)).await {
         if failed != name {
-            // Some members may have the view, and others not.
+            // Some members may have the view already.
             leave_out(core, &[name.to_owned()]).await;
         }
         return Err(error);
@@ -214,7 +214,7 @@ async fn begin_building(core: &Arc<CopiesCore>, name: &str) -> Result<Building, 
     Ok(Building { name, outcome, _task: task.abort_on_drop() })
 }
 
-/// Step 11. Whether the learner is a member now.
+/// Step 11: makes the learner a member. Returns whether it is one now.
 async fn promote(core: &Arc<CopiesCore>) -> bool {
     let (mut members, learner) = {
         let state = core.lock();
@@ -234,10 +234,10 @@ async fn promote(core: &Arc<CopiesCore>) -> bool {
 }
 
 impl CopiesCore {
-    /// Steps 5 and 6: has a view of these members and this learner be in force.
+    /// Steps 5 and 6: puts a view of these members and this learner in force.
     ///
     /// # Errors
-    /// The copy that failed, and why. Another view must be made then.
+    /// The copy that failed, and why. The caller must then make another view.
     pub async fn change_view(&self, members: Vec<String>, learner: Option<String>) -> Result<(), (String, Error)> {
         self.change_view_with(members, learner, None).await
     }
@@ -256,7 +256,7 @@ impl CopiesCore {
             (state.attempted, state.view.clone())
         };
         let view = View { id: ViewId { number, epoch: self.epoch }, copies };
-        // New members first; in `install_everywhere` the order is that of the view.
+        // Copies that are new in the view come first: `install_everywhere` follows this order.
         let mut order = view.clone();
         order.copies.sort_by_key(|copy| in_force.is_member(&copy.name));
         let installed = match rt::fault_point("storage.copies.mutant.view_not_durable") {
@@ -282,7 +282,7 @@ impl CopiesCore {
         install_everywhere(&self.set, &self.channel, self.epoch, view, order).await
     }
 
-    /// A view is in force.
+    /// Takes over a view that is in force.
     fn enter(&self, view: View) {
         let mut left_out = Vec::new();
         {

@@ -10,7 +10,7 @@ use storage::{Error, History, HistoryQuery, StateStore};
 
 use crate::copies_core::Session;
 
-/// Rows that every complete copy has made of its own blocks; see [the crate](crate).
+/// Rows, which each copy makes from its blocks; see [the crate](crate).
 pub struct CopiedRows {
     session: Arc<Session>,
 }

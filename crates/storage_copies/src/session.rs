@@ -30,8 +30,8 @@ pub struct ChannelCopies {
 }
 
 impl ChannelCopies {
-    /// Opens the copies under an epoch that [`begin_epoch`](crate::begin_epoch) has begun. A copy that does not answer is left out of
-    /// the view, if another one answers.
+    /// Opens the copies under an epoch that [`begin_epoch`](crate::begin_epoch) has begun. If some members do not answer, the primary
+    /// makes a view of the others.
     ///
     /// # Errors
     /// `Fenced` if a later epoch has begun; `Retry` if no complete copy answers; refusals.
@@ -109,13 +109,13 @@ impl ChannelCopies {
         self.session.core.lock().view.clone()
     }
 
-    /// The copies, those that are being built last.
+    /// The copies, with the learner last.
     pub fn report(&self) -> Vec<CopyReport> {
         self.session.report().1
     }
 
-    /// Has a copy be built at this node, beyond those that the configuration wants. Returns at once; [`ChannelCopies::report`] shows
-    /// how far it has come.
+    /// Starts to build a copy at this node, beyond the configured number. Returns at once; [`ChannelCopies::report`] shows the
+    /// progress.
     ///
     /// # Errors
     /// `Rejected` if the node is not configured, or there are too many copies.
@@ -123,8 +123,8 @@ impl ChannelCopies {
         self.session.add(name)
     }
 
-    /// Leaves a copy out, if another one is complete. Returns at once. The primary does not add it again by itself; a later primary
-    /// does, while it is configured and a copy is missing.
+    /// Leaves a copy out, if another one is complete. Returns at once. This primary does not build it again unless asked; a later
+    /// primary does, if the node is configured and a copy is missing.
     ///
     /// # Errors
     /// `Rejected` if it is the last complete copy.
