@@ -1,4 +1,4 @@
-//! What the manager does: actions, each of which may be executed any number of times.
+//! The actions of the manager. Each may be executed any number of times.
 
 use std::fmt;
 

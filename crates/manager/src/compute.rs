@@ -1,13 +1,13 @@
-//! The compute loop: the next step of one peer by the utilisation of its processors and by what waits for them.
+//! The compute loop: the next step of one peer, by the utilisation of its processors and by its queues.
 //!
-//! 1. Only nodes whose report is fresh count. The utilisation of the peer is what they use of their quotas together, as
-//!    a share of these quotas (section 3.2 of the FlexChain paper: the average of all provisioned cores).
+//! 1. Only nodes whose report is fresh count. The utilisation of the peer is the processor time of these nodes over the
+//!    sum of their quotas (section 3.2 of the FlexChain paper: the average of all provisioned cores).
 //! 2. The peer is **hot** if its utilisation is high, or if it is moderate and work queues. It is **cold** if its
 //!    utilisation is low and nothing queues. Between the two nothing happens.
-//! 3. A peer that has been hot for a while grows by one step: the busiest node gets a larger quota; if all have the
-//!    largest, another node is launched (section 6.2: more cores within a node first).
-//! 4. A peer that has been cold for a while shrinks by one step, if what remains carries the present load well below
-//!    the utilisation at which it would be hot: a launched node is drained, or else a quota lowered.
+//! 3. A peer that has been hot for a while grows by one step: the busiest node gets a larger quota; if all nodes have the
+//!    largest quota, another node is launched (section 6.2: more cores within a node first).
+//! 4. A peer that has been cold for a while shrinks by one step, if the rest would carry the present load at a utilisation
+//!    well below hot: a launched node is drained, or else a quota is lowered.
 //! 5. After a step the loop waits for its effect; it waits longer before it shrinks.
 //!
 //! Invariant: under a constant load no step is undone. A step down is taken only if it leaves the peer below the

@@ -1,4 +1,4 @@
-//! Drives a manager: looks, decides, records and acts, once a tick.
+//! Drives a manager: observes, decides, records and acts, once a tick.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What the manager did, for people: each event says what was seen, what was done, and why.
+//! Events for people: each says what the manager observed, what it did, and why.
 
 use std::collections::VecDeque;
 use std::fmt;

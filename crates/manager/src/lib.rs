@@ -1,5 +1,4 @@
-//! Scales peers by their load: how much processor time their compute nodes get, how many nodes there are, and how much
-//! remote memory they hold.
+//! Scales peers by their load: the quotas of their compute nodes, the number of these nodes, and remote memory.
 //!
 //! ```
 //! use std::time::Duration;
@@ -39,8 +38,8 @@
 //! # Guarantees
 //! The simulation in `tests/manager` checks these under lost, late and repeated actions, crashes, frozen and lying nodes,
 //! and managers that come back:
-//! * A peer stays within its limits, and changes of opposite directions are apart by a pause.
-//! * No launched node and no quota is left behind: a manager that starts continues what its predecessor began.
+//! * A peer stays within its limits, and a pause separates changes of opposite directions.
+//! * No launched node and no quota is left behind: a manager that starts continues the actions of its predecessor.
 //! * Nothing depends on a manager: while none runs, or after its record is lost, peers serve as they are.
 //! * Only a process that holds the record acts.
 //!

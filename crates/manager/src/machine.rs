@@ -1,17 +1,17 @@
-//! The manager as a state machine: views of the pool and ends of actions in, actions and events out.
+//! The manager as a state machine. Its inputs are views of the pool and outcomes of actions, its outputs actions and events.
 //!
 //! 1. A manager starts on a [`ManagerRecord`]: it raises the incarnation, which is durable before anything else.
-//! 2. It looks at the pool ([`Manager::observe`]). Of each peer it compares what runs with the record, and opens at most
+//! 2. It observes the pool ([`Manager::observe`]). It compares the processes of each peer with the record, and opens at most
 //!    one [`Intent`] for compute and one for memory. In this order:
-//!    - A launched node that no record names, or that has fallen silent, is drained.
-//!    - A quota that a process lost when it was restarted is set again, and one outside of the limits corrected.
+//!    - A launched node that is not in the record, or that has fallen silent, is drained.
+//!    - A quota that a process lost in a restart is set again, and a quota outside of the limits is corrected.
 //!    - A launched node beyond the peer's limit is drained.
 //!    - Otherwise the loops decide ([`crate::compute`], [`crate::memory`]).
 //! 3. The record with the intent is stored. Only then is the action executed ([`Manager::due`]).
-//! 4. The end of an action closes its intent ([`Manager::complete`]). One that is pending or ambiguous is executed again:
-//!    an action says the state that is to be reached. A launch that does not end in time becomes a drain, which never
-//!    gives up. Every decision and every failure is a [`PoolEvent`] of the record.
-//! 5. A manager that starts finds the open intents of the one before it, and executes them again.
+//! 4. The end of an action closes its intent ([`Manager::complete`]). A pending or ambiguous action is executed again, because
+//!    it says the state to be reached. A launch that does not end in time becomes a drain, which is repeated until it
+//!    succeeds. Every decision and every failure is a [`PoolEvent`] of the record.
+//! 5. A manager that starts finds the open intents of its predecessor, and executes them again.
 //!
 //! Invariants, which `tests/manager` checks under faults:
 //! * No action is executed before a durable record announces it, nor by a manager that is not the newest.

@@ -1,13 +1,13 @@
-//! The memory loop: the next budget of one peer, by what its misses cost against the price of memory.
+//! The memory loop: the next budget of one peer, by the cost of its misses and the price of memory.
 //!
 //! 1. Over each period the misses are counted; each costs the time by which storage is slower than remote memory. So
 //!    misses have a cost in microseconds of waiting each second, and a step of memory a price in the same unit.
 //! 2. Memory grows by a step if it is full and its misses cost several times the price of a step. A full memory whose
 //!    misses are cheap stays as it is: the least useful records give way.
 //! 3. After a growth the next whole period shows what it saved. If that is less than a share of its price (keys that are
-//!    read once miss in any memory), growing is put off, for twice as long with each growth in vain.
-//! 4. Memory that the peer has taken shrinks by a step if what it holds fits in the rest, or if its misses cost far less than a step. If they
-//!    cost more than that afterwards, shrinking is put off, for twice as long each time.
+//!    read once miss in any memory), growth is put off, for twice as long after each growth in vain.
+//! 4. Memory that the peer has taken shrinks by a step if its contents fit in the rest, or if its misses cost far less than a
+//!    step. If the misses cost more than that afterwards, shrinking is put off, for twice as long each time.
 //!
 //! Invariant: a step down comes [`MemoryPolicy::pause`](crate::MemoryPolicy::pause) after the last change, or later.
 

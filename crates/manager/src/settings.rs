@@ -1,4 +1,4 @@
-//! When and how far the manager scales.
+//! Settings: when and how far the manager scales.
 
 use std::time::Duration;
 

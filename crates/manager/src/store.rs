@@ -1,9 +1,9 @@
 //! The manager's record as a file.
 //!
-//! 1. A manager holds an exclusive lock on `manager.lock` beside the record for as long as its process lives. So at most
-//!    one manager of a folder acts; the kernel releases the lock when the process has ended, and it cannot act after that.
-//! 2. A record is replaced as a whole, durably ([`base::durable`]). Before each replacement and each action the
-//!    incarnation in the file is compared with the manager's own: if somebody has removed the lock, the older one ends.
+//! 1. A manager holds an exclusive lock on `manager.lock` beside the record for as long as its process lives. The kernel
+//!    releases the lock only when the process has ended, so at most one manager of a folder acts.
+//! 2. A record is replaced as a whole, durably ([`base::durable`]). Before each replacement and each action the manager
+//!    compares the incarnation in the file with its own: if somebody has removed the lock, the older manager ends.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Write as _};

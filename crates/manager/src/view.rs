@@ -1,5 +1,5 @@
-//! What the manager sees of a pool at one moment. All of it may be late, missing or a lie: nothing but speed and cost
-//! depends on it, within the limits.
+//! The manager's view of a pool at one moment. All of it may be late, missing or false: only speed and cost, within the
+//! limits, depend on it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
