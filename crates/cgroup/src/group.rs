@@ -1,4 +1,4 @@
-//! What groups of all controllers have in common: where they are made, and how they end.
+//! Makes, joins and removes groups, for all controllers.
 
 use std::fmt;
 use std::fs;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::mounts::{CgroupMount, CgroupVersion};
 
-/// The most attempts to remove a group that its processes have just left.
+/// The most attempts to remove a group while its last processes end.
 const REMOVALS_MAX: u32 = 100;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(10);
 
@@ -35,7 +35,7 @@ impl fmt::Display for CgroupError {
 
 impl std::error::Error for CgroupError {}
 
-/// Makes a group of this name in the first place where `make_in` can.
+/// Makes a group of this name in the first place in which `make_in` succeeds.
 pub fn make<G>(
     controller: &'static str,
     name: &str,
@@ -54,18 +54,18 @@ pub fn make<G>(
     Err(CgroupError { controller, tried })
 }
 
-/// Makes the folder of a group, and turns the controller on for it where that takes a step of its own.
+/// Makes the folder of a group. In version 2, also enables the controller for it.
 pub fn make_folder(controller: &str, mount: &CgroupMount, within: &Path) -> io::Result<PathBuf> {
     let folder = mount.root.join(within);
     make_empty(&folder)?;
     if let (CgroupVersion::Two, Some(parent)) = (mount.version, folder.parent()) {
-        // If the controller is not on and this may not turn it on, setting a limit fails.
+        // If the controller stays disabled, setting a limit fails later.
         let _ = write_existing(&parent.join("cgroup.subtree_control"), &format!("+{controller}"));
     }
     Ok(folder)
 }
 
-/// Makes a group's folder, or takes one that is there and has no processes.
+/// Makes a group's folder, or takes an existing one without processes.
 pub fn make_empty(folder: &Path) -> io::Result<()> {
     match fs::create_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -84,7 +84,7 @@ pub fn add(folder: &Path, process: u32) -> io::Result<()> {
     write_existing(&folder.join("cgroup.procs"), &process.to_string())
 }
 
-/// Removes a group, whose processes have ended or end now. Waits for them up to a second, blocking.
+/// Removes a group whose processes have ended or are about to end. Blocks for a second at most.
 #[allow(clippy::disallowed_methods, reason = "its callers are benchmarks, outside of any simulation")]
 pub fn remove(folder: &Path) {
     for _ in 0..REMOVALS_MAX {
@@ -95,10 +95,10 @@ pub fn remove(folder: &Path) {
     }
 }
 
-/// Moves this process to the group above and removes the group. If others are in it, it stays.
+/// Moves this process to the parent group and removes the group, unless it has other processes.
 pub fn leave(folder: &Path) {
     if let Some(above) = folder.parent() {
-        // Where that is not allowed, the group stays until another process of its name takes it.
+        // If the move is not permitted, the group stays until a later process takes it by its name.
         let _ = add(above, std::process::id());
         let _ = fs::remove_dir(folder);
     }
@@ -115,7 +115,7 @@ pub fn write_existing(path: &Path, text: &str) -> io::Result<()> {
 pub mod tests {
     use super::*;
 
-    /// Files as a hierarchy of the kernel has them.
+    /// The files of a hierarchy, as the kernel lays them out.
     pub struct Hierarchy(pub tempfile::TempDir);
 
     impl Hierarchy {

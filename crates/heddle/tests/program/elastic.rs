@@ -135,7 +135,7 @@ async fn load_brings_quotas_and_nodes_and_calm_takes_them_back() {
     end_with_all(network, &dir, 1, &told).await;
 }
 
-/// Reads every record, over and over, until it is told to stop.
+/// Reads all records, again and again, until `stop` is set.
 async fn read_all(dir: std::path::PathBuf, stop: Arc<AtomicBool>) {
     let (client, channel) = connect(&dir, 1).await.expect("its gateway is ready");
     let mut record = 0;

@@ -58,7 +58,7 @@ const DATA_OVER_CACHES: u64 = 8;
 /// Bytes of a record's value.
 pub(super) const VALUE_BYTES: u64 = 1_024;
 
-/// Clients that write until they are told to stop.
+/// Clients that write until `stop` is set.
 pub(super) struct FailoverLoad {
     stop: Arc<AtomicBool>,
     committed: Arc<AtomicU64>,

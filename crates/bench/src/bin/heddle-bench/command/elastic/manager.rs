@@ -1,4 +1,4 @@
-//! The manager of a measured network, as a process with limits of its own, and what it did.
+//! Runs the manager of a measured network as a process, and reads its record.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,18 +10,18 @@ use manager::{ManagerRecord, NodeOrigin, PoolEvent, read_record};
 use crate::command::heddle;
 use crate::failure::CommandError;
 
-/// Time limit for the manager to reach what is waited for.
+/// Time limit for the record to satisfy a condition.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
-/// A manager; killed when dropped, which changes nothing in its network.
+/// A manager. Dropping it kills the process, which changes nothing in the network.
 pub struct ManagerProcess {
     child: Child,
     folder: PathBuf,
 }
 
 impl ManagerProcess {
-    /// Starts the manager of the network in a directory, with these arguments of `heddle pool manage`.
+    /// Starts `heddle pool manage` with these arguments, for the network in a directory.
     pub fn start(network: &Path, arguments: &[String]) -> Result<ManagerProcess, CommandError> {
         let mut command = Command::new(heddle()?);
         command.args(["pool", "manage", "--bound", "--dir"]).arg(network).args(arguments);
@@ -30,12 +30,12 @@ impl ManagerProcess {
         Ok(ManagerProcess { child, folder: network.join("manager") })
     }
 
-    /// Its record; an empty one before its first action.
+    /// The manager's record, which is empty before the first action.
     pub fn record(&self) -> Result<ManagerRecord, CommandError> {
         Ok(read_record(&self.folder).map_err(CommandError::new)?.unwrap_or_default())
     }
 
-    /// Waits until its record is as it should be.
+    /// Waits until the record satisfies `is_so`.
     pub async fn recorded(
         &mut self,
         what: &str,
@@ -69,7 +69,7 @@ impl Drop for ManagerProcess {
     }
 }
 
-/// Whether a peer has only the nodes of its plan, all at this quota, and nothing is under way.
+/// Whether a peer has only planned nodes, all at this quota, and no open action.
 pub fn is_at_least(record: &ManagerRecord, peer: &str, quota_percent: u32) -> bool {
     record.peers.get(peer).is_some_and(|peer| {
         let least = |node: &manager::NodeRecord| {
@@ -79,7 +79,7 @@ pub fn is_at_least(record: &ManagerRecord, peer: &str, quota_percent: u32) -> bo
     })
 }
 
-/// When an event happened, by the clock of this process.
+/// The time of an event, by the clock of this process.
 pub fn instant_of(event: &PoolEvent) -> Instant {
     let now_unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
     let age = now_unix_ms.saturating_sub(event.unix_ms.into());
