@@ -15,7 +15,7 @@ mod fault;
 mod file;
 mod handle;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -80,12 +80,13 @@ impl DirectoryState {
         self.changes.push_back((self.changes_made, change));
     }
 
-    fn mentions(&self, inode: InodeId) -> bool {
-        let in_changes = |(_, change): &(u64, NameChange)| match change {
-            NameChange::Link { inode: of, .. } | NameChange::Rename { inode: of, .. } => *of == inode,
-            NameChange::Unlink { .. } => false,
-        };
-        self.names.values().chain(self.durable.values()).any(|of| *of == inode) || self.changes.iter().any(in_changes)
+    /// The files that have a name here, or may have one after a crash; some several times.
+    fn mentioned(&self) -> impl Iterator<Item = InodeId> + '_ {
+        let in_changes = self.changes.iter().filter_map(|(_, change)| match change {
+            NameChange::Link { inode, .. } | NameChange::Rename { inode, .. } => Some(*inode),
+            NameChange::Unlink { .. } => None,
+        });
+        self.names.values().chain(self.durable.values()).copied().chain(in_changes)
     }
 }
 
@@ -156,25 +157,29 @@ impl DiskState {
     /// Makes changes of names up to a number durable.
     fn names_synced(&mut self, path: &Path, last_change: u64) {
         let directory = self.directory(path);
+        let mut names_ended = false;
         while directory.changes.front().is_some_and(|(number, _)| *number <= last_change) {
             let (_, change) = directory.changes.pop_front().expect("the front was just seen");
             change.apply(&mut directory.durable);
+            names_ended |= !matches!(change, NameChange::Link { .. });
         }
-        self.forget_unused();
+        if names_ended {
+            self.forget_unused();
+        }
     }
 
     /// Removes files that have neither a name nor an open handle.
     fn forget_unused(&mut self) {
-        let directories = &self.directories;
-        let named = |inode| directories.values().any(|directory| directory.mentions(inode));
-        self.inodes.retain(|inode, state| state.handles > 0 || named(*inode));
+        let named: BTreeSet<InodeId> = self.directories.values().flat_map(DirectoryState::mentioned).collect();
+        self.inodes.retain(|inode, state| state.handles > 0 || named.contains(inode));
     }
 
     fn handle_closed(&mut self, inode: InodeId, handle: u64) {
         let state = self.inode(inode);
         state.handles -= 1;
         state.locked_by.take_if(|holder| *holder == handle);
-        let unused = state.handles == 0 && !self.directories.values().any(|directory| directory.mentions(inode));
+        let unused = state.handles == 0
+            && !self.directories.values().any(|directory| directory.mentioned().any(|of| of == inode));
         if unused {
             self.inodes.remove(&inode);
         }
