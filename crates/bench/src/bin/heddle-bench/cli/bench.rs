@@ -3,7 +3,7 @@
 use clap::Subcommand;
 
 use super::component::{OrderingArguments, RmaArguments, SignaturesArguments, StateArguments, ValidateArguments};
-use super::faults::{FailoverArguments, MemoryLostArguments, UnderAttackArguments};
+use super::faults::{FailoverArguments, MemoryLostArguments, StorageLostArguments, UnderAttackArguments};
 use super::flexchain::{
     ComputePoolArguments, ContentionArguments, ElasticArguments, Fig1Arguments, Fig5aArguments, Fig5bArguments,
     Fig7Arguments, Fig7NetworkArguments, Fig7dArguments, Fig8aArguments, Fig8bArguments, MemoryProcessArguments,
@@ -472,6 +472,21 @@ killed (SIGKILL). lost_seconds is the time until the first second whose commits 
 five seconds before. docs/formats/bench.md explains the JSON."
     )]
     MemoryLost(MemoryLostArguments),
+    /// Storage lost: throughput after one of a peer's two copies has died, and after one has frozen
+    #[command(
+        name = "storage-lost",
+        after_help = "\
+Examples:
+  heddle bench storage-lost
+  heddle bench storage-lost --clients 32 --json storage-lost.json      the plot is storage-lost.svg
+
+Starts a network of processes in a temporary directory, whose peer has copies of its blocks and tables at two of
+three storage nodes, and clients that read and update random records. One node with a copy is killed (SIGKILL)
+and restarted, later one is frozen for 12 s (SIGSTOP), and at last a copy moves to the third node. pause_ms is the
+longest time without a commit, complete_seconds the time until two copies are complete again.
+docs/formats/bench.md explains the JSON."
+    )]
+    StorageLost(StorageLostArguments),
     /// Contention: transactions that want the same keys, with reordering and early abort and without
     #[command(after_help = "\
 Examples:

@@ -1,4 +1,4 @@
-//! `heddle bench failover`, `memory-lost` and `under-attack`: networks whose parts fail, or that are attacked.
+//! `heddle bench failover`, `memory-lost`, `storage-lost` and `under-attack`: networks whose parts fail, or that are attacked.
 
 use std::path::PathBuf;
 
@@ -47,6 +47,19 @@ impl Default for MemoryLostArguments {
     fn default() -> MemoryLostArguments {
         MemoryLostArguments { clients: 16, records: 40_000, output: FigureOutput { json: None, plot: None } }
     }
+}
+
+/// Losses of storage nodes.
+#[derive(Args, Debug, Clone)]
+pub struct StorageLostArguments {
+    /// Clients, each with one transaction in flight
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub clients: u64,
+    /// Records of 1 KiB in the world state
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1_000..=1_000_000))]
+    pub records: u64,
+    #[command(flatten)]
+    pub output: FigureOutput,
 }
 
 /// Windows with attacks and without.

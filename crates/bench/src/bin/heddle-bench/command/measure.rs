@@ -135,6 +135,7 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
         BenchCommand::Failover(arguments) => super::failover::run(arguments, &stop).await,
         BenchCommand::Elastic(arguments) => super::elastic::run(arguments, &stop).await,
         BenchCommand::MemoryLost(arguments) => super::memory_lost::run(arguments, &stop).await,
+        BenchCommand::StorageLost(arguments) => super::storage_lost::run(arguments, &stop).await,
         BenchCommand::ComputePool(arguments) => super::compute_pool::run(arguments, &stop).await,
         BenchCommand::Contention(arguments) => super::contention::run(arguments, &stop).await,
         BenchCommand::UnderAttack(arguments) => super::under_attack::run(arguments, &stop).await,

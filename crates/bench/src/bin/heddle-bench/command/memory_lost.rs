@@ -3,9 +3,8 @@
 //! 1. Start a network of processes in a temporary directory. Add two memory nodes at `tcp:` addresses, as on hosts of their
 //!    own, and vacate those of the network: shared memory could be read on while the process that owns it stands still.
 //! 2. Load the data, and start clients that read and update random records.
-//! 3. **Freeze** one memory node (SIGSTOP) for [`HELD`], and let it go on. Then **kill** the other one for good (SIGKILL).
-//! 4. Each time compare with the [`BEFORE`] before it. The memory node counts as lost until the first second whose
-//!    commits reach [`RECOVERED`] of that throughput.
+//! 3. **Freeze** one memory node (SIGSTOP) for [`HELD`](super::losses::HELD), and let it go on. Then **kill** the other one for
+//!    good (SIGKILL). Each time compare with the time before it ([`lose`]).
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -20,10 +19,11 @@ use measurement::workload::ycsb::Ycsb;
 use node::control::{ControlRequest, MemoryReport, request_memory};
 use node::joining_memory;
 use node::process::{ProcessRole, Ready};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 use super::failover::{FailoverLoad, VALUE_BYTES, folders};
 use super::figure::{FigureProgress, show};
+use super::losses::{BEFORE, LossSample, lose, send};
 use super::measure::{OwnNetwork, measure as measure_window};
 use crate::cli::faults::MemoryLostArguments;
 use crate::cli::workload::BenchRunArguments;
@@ -31,17 +31,9 @@ use crate::failure::CommandError;
 
 /// The upper bound on the time until the throughput is back.
 pub(super) const LOST_SECONDS_MAX: f64 = 5.0;
-/// The part of the throughput that counts as back.
-const RECOVERED: f64 = 0.9;
-/// The time with which the time after a loss is compared.
-const BEFORE: Duration = Duration::from_secs(5);
-/// How long a memory node is frozen, and for how long a loss is watched.
-const HELD: Duration = Duration::from_secs(12);
 /// Time limit for a process to start, and for memory to move.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
-/// The steps in which the first second of full throughput is looked for.
-const STEP: Duration = Duration::from_millis(50);
 
 /// The process of a memory node; killed when dropped.
 struct MemoryProcess(Child);
@@ -60,11 +52,6 @@ impl MemoryProcess {
             tokio::time::sleep(POLL).await;
         }
         Ok(process)
-    }
-
-    fn send(&self, signal: Signal) -> Result<(), CommandError> {
-        let process = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw).expect("a child has a process number");
-        kill_process(process, signal).map_err(CommandError::new)
     }
 }
 
@@ -106,53 +93,6 @@ async fn move_out(network: &OwnNetwork, compute: &Path) -> Result<[MemoryProcess
     Ok(processes.unwrap_or_else(|_| unreachable!("there are two")))
 }
 
-/// What the loss of a memory node cost.
-pub(super) struct LossSample {
-    what: &'static str,
-    tps_before: f64,
-    /// Until the throughput was back; the whole time if it never was.
-    pub(super) lost_seconds: f64,
-    /// The throughput of the last seconds that were watched.
-    tps_after: f64,
-    /// The longest time without a commit.
-    pause_ms: f64,
-    /// The longest transaction.
-    slowest_ms: f64,
-}
-
-async fn lose(
-    what: &'static str,
-    process: &MemoryProcess,
-    signal: Signal,
-    load: &FailoverLoad,
-) -> Result<LossSample, CommandError> {
-    tokio::time::sleep(BEFORE).await;
-    let lost = Instant::now();
-    process.send(signal)?;
-    tokio::time::sleep(HELD).await;
-    let tps_before = load.committed_between(lost - BEFORE, lost) / BEFORE.as_secs_f64();
-    let second = Duration::from_secs(1);
-    let starts = (0..).map(|step| STEP * step).take_while(|start| *start + second <= HELD);
-    let is_back =
-        |start: &Duration| load.committed_between(lost + *start, lost + *start + second) >= RECOVERED * tps_before;
-    let lost_seconds = starts.into_iter().find(is_back).unwrap_or(HELD).as_secs_f64();
-    let late = lost + HELD - BEFORE;
-    let spans: Vec<(Instant, Instant)> = load.spans_since(lost);
-    let slowest = spans.iter().map(|(began, ended)| *ended - *began).max().unwrap_or(HELD);
-    let mut ends: Vec<Instant> = spans.into_iter().map(|(_, ended)| ended).collect();
-    ends.extend([lost, lost + HELD]);
-    ends.sort_unstable();
-    let pause = ends.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(HELD);
-    Ok(LossSample {
-        what,
-        tps_before,
-        lost_seconds,
-        tps_after: load.committed_between(late, lost + HELD) / BEFORE.as_secs_f64(),
-        pause_ms: pause.as_secs_f64() * 1e3,
-        slowest_ms: slowest.as_secs_f64() * 1e3,
-    })
-}
-
 /// What the losses of both memory nodes cost.
 pub(super) struct MemoryLosses {
     frozen: LossSample,
@@ -166,17 +106,8 @@ pub(super) struct MemoryLosses {
 impl MemoryLosses {
     /// Enters both, and what failed.
     pub(super) fn rows(&self, figure: &mut Figure) {
-        for LossSample { what, tps_before, lost_seconds, tps_after, pause_ms, slowest_ms } in
-            [&self.frozen, &self.killed]
-        {
-            let numbers = [
-                ("tps_before", *tps_before),
-                ("lost_seconds", *lost_seconds),
-                ("tps_after", *tps_after),
-                ("pause_ms", *pause_ms),
-                ("slowest_ms", *slowest_ms),
-            ];
-            figure.row(&[("memory_node", what)], &numbers);
+        for loss in [&self.frozen, &self.killed] {
+            figure.row(&[("memory_node", loss.what)], &loss.numbers());
         }
         if let Some(error) = &self.last_error {
             figure.note(format!("The last failed request: {error}"));
@@ -238,11 +169,11 @@ async fn measure(
     let load = FailoverLoad::start(network, arguments.clients as usize, &data).await?;
     tokio::time::sleep(BEFORE).await;
     progress.report("one of two memory nodes is frozen");
-    let frozen = lose("frozen", &first, Signal::STOP, &load).await?;
-    first.send(Signal::CONT)?;
+    let frozen = lose("frozen", first.0.id(), Signal::STOP, &load).await?;
+    send(first.0.id(), Signal::CONT)?;
     tokio::time::sleep(BEFORE).await;
     progress.report("the other one is killed");
-    let killed = lose("killed", &second, Signal::KILL, &load).await?;
+    let killed = lose("killed", second.0.id(), Signal::KILL, &load).await?;
     let failed = load.failed.load(Ordering::Relaxed);
     let last_error = load.last_error.lock().unwrap_or_else(PoisonError::into_inner).take();
     load.end().await;

@@ -14,11 +14,13 @@ mod figure;
 mod flexchain;
 mod kmeans_network;
 mod kv_bench;
+mod losses;
 pub mod measure;
 mod memory_lost;
 mod paper_sizes;
 mod peer_network;
 mod sift;
+mod storage_lost;
 mod under_attack;
 
 use std::path::PathBuf;
