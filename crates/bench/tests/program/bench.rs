@@ -217,11 +217,9 @@ fn figure_7a_sets_three_sizes_of_memory_beside_each_other() {
 }
 
 #[test]
-fn parts_of_figure_7_are_measured_alone() {
+fn a_part_of_figure_7_is_measured_alone() {
     let figure = quick_figure("flexchain-fig7", &["c_min"], &["--only", "c"]);
     assert_eq!(figure["rows"].as_array().map(Vec::len), Some(2 * 2), "{figure:#}");
-    let figure = quick_figure("flexchain-fig7b", &["b_min"], &[]);
-    assert_eq!(figure["rows"].as_array().map(Vec::len), Some(3 * 2), "{figure:#}");
 }
 
 #[test]
