@@ -20,7 +20,7 @@ use rustix::process::Signal;
 
 use super::failover::{FailoverLoad, VALUE_BYTES, folders};
 use super::figure::{FigureProgress, show};
-use super::losses::{BEFORE, LossSample, lose, send};
+use super::losses::{BEFORE, HELD, LossSample, lose, send};
 use super::measure::{OwnNetwork, measure as measure_window};
 use crate::cli::faults::StorageLostArguments;
 use crate::cli::workload::BenchRunArguments;
@@ -38,7 +38,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// What one loss cost.
 struct StorageLoss {
     loss: LossSample,
-    /// From the kill, or from the end of the freeze, until two copies were complete again.
+    /// From the kill, or from the end of the freeze, until two copies were complete again; 0 if the node was back in time.
     complete_seconds: f64,
 }
 
@@ -165,18 +165,20 @@ async fn two_complete(compute: &Path, stop: &CancellationToken) -> Result<CopyPl
     }
 }
 
-/// Waits for the loss that follows after [`BEFORE`]; then the seconds until two copies are complete again.
+/// Waits for the loss that follows after [`BEFORE`]; then the seconds until two copies were complete for good: 0 if the node was
+/// back before it was left out.
 async fn complete_again(compute: &Path, stop: &CancellationToken) -> Result<f64, CommandError> {
     tokio::time::sleep(BEFORE).await;
-    let lost = Instant::now();
-    while ask(compute, &ControlRequest::Storage {}).await?.nodes.iter().filter(|node| node.copy == "complete").count()
-        == COPIES
-    {
-        check(lost, stop)?;
+    let (lost, mut complete) = (Instant::now(), Duration::ZERO);
+    while lost.elapsed() < HELD {
+        let nodes = ask(compute, &ControlRequest::Storage {}).await?.nodes;
+        if nodes.iter().filter(|node| node.copy == "complete").count() < COPIES {
+            complete = lost.elapsed();
+        }
         tokio::time::sleep(POLL).await;
     }
     two_complete(compute, stop).await?;
-    Ok(lost.elapsed().as_secs_f64())
+    Ok(complete.as_secs_f64())
 }
 
 fn check(since: Instant, stop: &CancellationToken) -> Result<(), CommandError> {
