@@ -1,10 +1,15 @@
 //! What clients notice when a process of their peer freezes or dies.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use base::rt::CancellationToken;
+use measurement::workload::ycsb::Ycsb;
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::failover::FailoverLoad;
+use super::failover::{FailoverLoad, VALUE_BYTES};
+use super::measure::{OwnNetwork, measure};
+use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 
 /// The part of the throughput that counts as back.
@@ -44,6 +49,21 @@ impl LossSample {
             ("slowest_ms", slowest_ms),
         ]
     }
+}
+
+/// Loads records, and starts clients that read and update them, [`BEFORE`] ago when this returns.
+pub(super) async fn start_load(
+    network: &OwnNetwork,
+    clients: u64,
+    records: u64,
+    stop: &CancellationToken,
+) -> Result<FailoverLoad, CommandError> {
+    let data = Ycsb { records, value_bytes: VALUE_BYTES as usize, ..Ycsb::default() };
+    let loading = BenchRunArguments { orgs: 1, ..BenchRunArguments::window(clients, 1.0) };
+    measure(&loading, Arc::new(data.clone()), &network.dir(), network.endpoints(), &[], stop).await?;
+    let load = FailoverLoad::start(network, clients as usize, &data).await?;
+    tokio::time::sleep(BEFORE).await;
+    Ok(load)
 }
 
 /// Sends a process a signal.

@@ -9,24 +9,22 @@
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use base::rt::CancellationToken;
 use measurement::figure::{Figure, RatioBound};
-use measurement::workload::ycsb::Ycsb;
 use node::control::{ControlRequest, MemoryReport, request_memory};
 use node::joining_memory;
 use node::process::{ProcessRole, Ready};
 use rustix::process::Signal;
 
-use super::failover::{FailoverLoad, VALUE_BYTES, folders};
+use super::failover::{VALUE_BYTES, folders};
 use super::figure::{FigureProgress, show};
-use super::losses::{BEFORE, LossSample, lose, send};
-use super::measure::{OwnNetwork, measure as measure_window};
+use super::losses::{BEFORE, LossSample, lose, send, start_load};
+use super::measure::OwnNetwork;
 use crate::cli::faults::MemoryLostArguments;
-use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 
 /// The upper bound on the time until the throughput is back.
@@ -163,11 +161,7 @@ async fn measure(
     progress.report("moving its memory to nodes at TCP addresses");
     let [first, second] = move_out(network, &compute).await?;
     progress.report("loading");
-    let data = Ycsb { records: arguments.records, value_bytes: VALUE_BYTES as usize, ..Ycsb::default() };
-    let loading = BenchRunArguments { orgs: 1, ..BenchRunArguments::window(arguments.clients, 1.0) };
-    measure_window(&loading, Arc::new(data.clone()), &network.dir(), network.endpoints(), &[], stop).await?;
-    let load = FailoverLoad::start(network, arguments.clients as usize, &data).await?;
-    tokio::time::sleep(BEFORE).await;
+    let load = start_load(network, arguments.clients, arguments.records, stop).await?;
     progress.report("one of two memory nodes is frozen");
     let frozen = lose("frozen", first.0.id(), Signal::STOP, &load).await?;
     send(first.0.id(), Signal::CONT)?;

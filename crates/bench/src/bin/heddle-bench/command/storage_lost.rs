@@ -7,23 +7,21 @@
 //! 3. **Move** a copy to the node that has none.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use base::rt::CancellationToken;
 use measurement::figure::{Figure, RatioBound};
-use measurement::workload::ycsb::Ycsb;
 use node::Ready;
 use node::control::{ControlRequest, StorageReport, request_storage};
 use rustix::process::Signal;
 
-use super::failover::{FailoverLoad, VALUE_BYTES, folders};
+use super::failover::folders;
 use super::figure::{FigureProgress, show};
-use super::losses::{BEFORE, HELD, LossSample, lose, send};
-use super::measure::{OwnNetwork, measure as measure_window};
+use super::losses::{BEFORE, HELD, LossSample, lose, send, start_load};
+use super::measure::OwnNetwork;
 use crate::cli::faults::StorageLostArguments;
-use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 
 /// The upper bound on the time without a commit, in milliseconds.
@@ -90,11 +88,7 @@ async fn measure(
     let compute: PathBuf = folders(network).remove(0);
     two_complete(&compute, stop).await?;
     progress.report("loading");
-    let data = Ycsb { records: arguments.records, value_bytes: VALUE_BYTES as usize, ..Ycsb::default() };
-    let loading = BenchRunArguments { orgs: 1, ..BenchRunArguments::window(arguments.clients, 1.0) };
-    measure_window(&loading, Arc::new(data.clone()), &network.dir(), network.endpoints(), &[], stop).await?;
-    let load = FailoverLoad::start(network, arguments.clients as usize, &data).await?;
-    tokio::time::sleep(BEFORE).await;
+    let load = start_load(network, arguments.clients, arguments.records, stop).await?;
     let mut losses = Vec::new();
     for (what, signal) in [("killed", Signal::KILL), ("frozen", Signal::STOP)] {
         progress.report(&format!("one of two copies is {what}"));
@@ -132,7 +126,7 @@ async fn measure(
     let move_seconds = began.elapsed().as_secs_f64();
     tokio::time::sleep(BEFORE).await;
     let failed = load.failed.load(Ordering::Relaxed);
-    let last_error = load.last_error.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+    let last_error = load.last_error.lock().unwrap_or_else(PoisonError::into_inner).take();
     load.end().await;
     Ok(StorageLosses { losses, move_seconds, failed, last_error })
 }
