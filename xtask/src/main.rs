@@ -312,7 +312,8 @@ fn steps() -> Vec<Step> {
         Step::new("simulation", || {
             let (seeds, twice) = (SEEDS_FIXED.to_string(), SEEDS_TWICE_EVERY.to_string());
             simulator(&["--first", "0", "--seeds", &seeds, "--twice-every", &twice, "--mutants"])
-        }),
+        })
+        .in_background(),
         Step::new("state", || state_seeds(STATE_SEEDS_FIXED)),
         Step::new("consensus", || consensus_seeds(CONSENSUS_SEEDS_FIXED)),
         Step::new("rdma-guest", || guest::check(None, &[])),
