@@ -21,7 +21,7 @@ use measurement::workload::{KeyChoice, Workload};
 use super::figure::{FigureProgress, show};
 use super::paper_sizes::{PaperSizes, WHOLE};
 use super::peer_network::{
-    MeasuredNetwork, MemoryLimits, PeerMemory, PeerSetup, RunLength, cpu_percent, numbers, ratios, rounds,
+    MeasuredNetwork, MemoryLimits, NetworkSize, PeerMemory, PeerSetup, RunLength, cpu_percent, numbers, ratios, rounds,
     state_networks,
 };
 use crate::cli::flexchain::{Fig7Arguments, Fig7NetworkArguments, Fig7Part};
@@ -141,7 +141,7 @@ pub async fn run(arguments: &Fig7Arguments, stop: &CancellationToken) -> Result<
 /// States the settings, and finds out whether memory can be limited.
 fn begin(arguments: &Fig7NetworkArguments, figure: &mut Figure) -> MemoryLimits {
     sizes(arguments).state(figure);
-    state_networks(figure, arguments.peers.link_latency_us);
+    state_networks(figure, NetworkSize::new(arguments.common.quick), arguments.peers.link_latency_us);
     figure.setting("cpu_percent", arguments.peers.cpu_percent);
     figure.setting("validation", "parallel");
     figure.setting("rounds", arguments.rounds);
@@ -184,9 +184,10 @@ async fn measure_part(
             validation: "parallel",
             link_latency_us: arguments.peers.link_latency_us,
             memory: Some(memory),
+            size: NetworkSize::new(is_quick),
         };
         let network = MeasuredNetwork::start(&setup, limits, progress, stop).await?;
-        network.load(&loads[0].1, progress, stop).await?;
+        network.load(&loads[0].1, length, progress, stop).await?;
         network.limit_memory(limits, &loads[0].1, length, progress, stop).await?;
         networks.push((network, 0));
     }

@@ -21,7 +21,7 @@ use measurement::workload::{KeyChoice, Workload};
 use super::figure::{FigureProgress, show};
 use super::paper_sizes::{PaperSizes, WHOLE};
 use super::peer_network::{
-    MeasuredNetwork, MemoryLimits, PeerSetup, RunLength, RunResult, cpu_percent, numbers, state_networks,
+    MeasuredNetwork, MemoryLimits, NetworkSize, PeerSetup, RunLength, RunResult, cpu_percent, numbers, state_networks,
 };
 use crate::cli::flexchain::{Fig8aArguments, Fig8aNetworkArguments, Fig8aPart};
 use crate::failure::CommandError;
@@ -105,7 +105,7 @@ pub async fn run(arguments: &Fig8aArguments, stop: &CancellationToken) -> Result
         stop,
     };
     run.sizes.state(&mut figure);
-    state_networks(&mut figure, networks.peers.link_latency_us);
+    state_networks(&mut figure, NetworkSize::new(is_quick), networks.peers.link_latency_us);
     figure.setting("cpu_percent", run.cpu_percent);
     figure.setting("validation", "parallel");
     figure.setting("rounds", run.rounds);
@@ -182,9 +182,10 @@ impl Fig8aRun<'_> {
             validation: "parallel",
             link_latency_us: self.arguments.peers.link_latency_us,
             memory: Some(self.sizes.disaggregated(caches, remote, load.value_bytes)),
+            size: NetworkSize::new(self.length.is_quick),
         };
         let network = MeasuredNetwork::start(&setup, &self.limits, self.progress, self.stop).await?;
-        network.load(&load.uniform, self.progress, self.stop).await?;
+        network.load(&load.uniform, self.length, self.progress, self.stop).await?;
         network.limit_memory(&self.limits, &load.uniform, self.length, self.progress, self.stop).await?;
         Ok(network)
     }

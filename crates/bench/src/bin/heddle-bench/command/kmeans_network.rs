@@ -10,7 +10,7 @@ use measurement::workload::kmeans::KMeans;
 
 use super::figure::FigureProgress;
 use super::measure::{OwnNetwork, measure};
-use super::peer_network::{MemoryLimits, PeerSetup, state_networks};
+use super::peer_network::{MemoryLimits, NetworkSize, PeerSetup, state_networks};
 use crate::cli::flexchain::KMeansNetworkArguments;
 use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
@@ -68,7 +68,7 @@ impl From<&KMeansNetworkArguments> for KMeansLoad {
 impl KMeansLoad {
     /// States the settings of the networks.
     pub fn state(&self, figure: &mut Figure) {
-        state_networks(figure, self.link_latency_us);
+        state_networks(figure, NetworkSize::new(self.quick), self.link_latency_us);
         figure.setting("epochs", self.epochs);
     }
 
@@ -87,7 +87,7 @@ impl KMeansLoad {
                 let form = if size.monolithic { "monolithic, " } else { "" };
                 let (name, validation) = (size.name(), size.validation);
                 progress.report(&format!("round {} of {rounds}, {form}{name}, {validation}", round + 1));
-                let network = start(*size, self.link_latency_us, stop).await?;
+                let network = self.start(*size, stop).await?;
                 let measured = self.throughput(&network, clients, round, stop).await;
                 network.end().await;
                 tps.push(measured?);
@@ -125,7 +125,7 @@ impl KMeansLoad {
         if self.quick {
             return Ok(6);
         }
-        let (network, mut best) = (start(size, self.link_latency_us, stop).await?, 0.0);
+        let (network, mut best) = (self.start(size, stop).await?, 0.0);
         let found = loop {
             progress.report(&format!("{clients} clients at {}", size.name()));
             let tps = match self.throughput(&network, clients, 0, stop).await {
@@ -140,11 +140,19 @@ impl KMeansLoad {
         network.end().await;
         found
     }
-}
 
-async fn start(size: PeerSize, link_latency_us: u64, stop: &CancellationToken) -> Result<OwnNetwork, CommandError> {
-    let PeerSize { nodes, percent, validation, monolithic } = size;
-    let (name, memory) = (size.name(), None);
-    let setup = PeerSetup { name, monolithic, nodes, cpu_percent: percent, validation, link_latency_us, memory };
-    setup.start(&MemoryLimits::not_wanted(), stop).await
+    async fn start(&self, size: PeerSize, stop: &CancellationToken) -> Result<OwnNetwork, CommandError> {
+        let PeerSize { nodes, percent, validation, monolithic } = size;
+        let setup = PeerSetup {
+            name: size.name(),
+            monolithic,
+            nodes,
+            cpu_percent: percent,
+            validation,
+            link_latency_us: self.link_latency_us,
+            memory: None,
+            size: NetworkSize::new(self.quick),
+        };
+        setup.start(&MemoryLimits::not_wanted(), stop).await
+    }
 }

@@ -32,8 +32,6 @@ use crate::cli::workload::BenchRunArguments;
 use crate::failure::CommandError;
 use crate::page;
 
-pub const ORGANIZATIONS: u32 = 3;
-const ORDERERS: u32 = 3;
 pub const BLOCK_TRANSACTIONS: u32 = 200;
 /// A further step in clients must bring this much.
 const PEAK_STEP: f64 = 1.05;
@@ -53,6 +51,22 @@ const BLOCK_BYTES: u64 = 4 << 20;
 const CLIENTS_QUICK: u64 = 6;
 /// How long a network may settle after loading: savepoints and compactions.
 const SETTLE: Duration = Duration::from_secs(2);
+const SETTLE_QUICK: Duration = Duration::from_millis(200);
+
+/// How many organisations, each with a peer, and how many orderers a network has.
+#[derive(Clone, Copy, Debug)]
+pub struct NetworkSize {
+    organizations: u32,
+    orderers: u32,
+}
+
+impl NetworkSize {
+    /// The paper's; or the smallest, for a quick look: most of its time would pass while processes start.
+    pub fn new(is_quick: bool) -> NetworkSize {
+        let count = if is_quick { 1 } else { 3 };
+        NetworkSize { organizations: count, orderers: count }
+    }
+}
 
 /// What each peer of a network has.
 #[derive(Clone, Debug)]
@@ -71,6 +85,8 @@ pub struct PeerSetup {
     pub link_latency_us: u64,
     /// What its processes have for state; `None` leaves the product's defaults.
     pub memory: Option<PeerMemory>,
+    /// How many of these peers there are.
+    pub size: NetworkSize,
 }
 
 /// Bytes that the processes of a peer have.
@@ -115,7 +131,7 @@ impl PeerSetup {
             if !self.monolithic {
                 set("peer_bytes", memory.remote);
                 // All peers' memory fits wherever the pool puts it.
-                set("memory_bytes", memory.remote * u64::from(ORGANIZATIONS));
+                set("memory_bytes", memory.remote * u64::from(self.size.organizations));
                 set("section_bytes", section_bytes(memory.remote));
                 set("metadata_cache_bytes", memory.caches[0]);
                 set("data_cache_bytes", memory.caches[1]);
@@ -136,7 +152,7 @@ impl PeerSetup {
 
     /// Starts a network of such peers.
     pub async fn start(&self, limits: &MemoryLimits, stop: &CancellationToken) -> Result<OwnNetwork, CommandError> {
-        let (organizations, orderers) = (ORGANIZATIONS.to_string(), ORDERERS.to_string());
+        let (organizations, orderers) = (self.size.organizations.to_string(), self.size.orderers.to_string());
         let up = ["--isolate", "--orgs", &organizations, "--ordering", "raft", "--orderers", &orderers, "--monolithic"];
         let up = if self.monolithic { &up[..] } else { &up[..7] };
         OwnNetwork::configured(&self.settings(limits), up, stop).await
@@ -192,9 +208,9 @@ impl MemoryLimits {
 }
 
 /// Says in a figure what all its networks have in common.
-pub fn state_networks(figure: &mut Figure, link_latency_us: u64) {
-    figure.setting("organizations", ORGANIZATIONS);
-    figure.setting("orderers", ORDERERS);
+pub fn state_networks(figure: &mut Figure, size: NetworkSize, link_latency_us: u64) {
+    figure.setting("organizations", size.organizations);
+    figure.setting("orderers", size.orderers);
     figure.setting("block_transactions", BLOCK_TRANSACTIONS);
     figure.setting("link_latency_us", link_latency_us);
 }
@@ -266,13 +282,15 @@ impl MeasuredNetwork {
     pub async fn load(
         &self,
         workload: &Arc<dyn Workload>,
+        length: RunLength,
         progress: &FigureProgress,
         stop: &CancellationToken,
     ) -> Result<(), CommandError> {
         progress.report(&format!("{}: loading", self.setup.name));
+        let settle = if length.is_quick { SETTLE_QUICK } else { SETTLE };
         let run = BenchRunArguments::window(1, 0.2);
         self.said(measure(&run, workload.clone(), &self.network.dir(), self.network.endpoints(), &[], stop).await)?;
-        tokio::time::sleep(SETTLE).await;
+        tokio::time::sleep(settle).await;
         Ok(())
     }
 
@@ -340,7 +358,7 @@ impl MeasuredNetwork {
         let tally = &report.measurement().tally;
         let quota = match self.setup.cpu_percent {
             0 => measurement::process::cores() as f64,
-            percent => f64::from(percent * self.setup.nodes * ORGANIZATIONS) / 100.0,
+            percent => f64::from(percent * self.setup.nodes * self.setup.size.organizations) / 100.0,
         };
         let (hit_percent, storage_percent) = reads.percents(self.setup.monolithic);
         Ok(RunResult {
@@ -431,7 +449,7 @@ impl MeasuredNetwork {
         let page = metrics_page(&self.network).await?;
         let of = |name: &str| page::metric(&page, name).unwrap_or_default();
         let used = of("heddle_state_remote_leased_bytes") - of("heddle_state_remote_free_bytes");
-        Ok((used / f64::from(ORGANIZATIONS)).max(0.0) as u64)
+        Ok((used / f64::from(self.setup.size.organizations)).max(0.0) as u64)
     }
 
     pub async fn end(self) {

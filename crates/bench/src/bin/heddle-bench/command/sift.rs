@@ -15,7 +15,7 @@ use crate::failure::CommandError;
 /// The arguments that make this program a part of a store.
 const PROCESS: [&str; 1] = ["sift-process"];
 /// The number of keys with `--quick`.
-const QUICK_KEYS: u64 = 10_000;
+const QUICK_KEYS: u64 = 2_000;
 
 fn count(number: u64) -> usize {
     usize::try_from(number).expect("the command line's limits are small")
