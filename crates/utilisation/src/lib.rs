@@ -1,4 +1,5 @@
-//! How busy the processors of this process are: the measure by which compute nodes report their load.
+//! How busy the processors of this process are: the measure by which compute nodes report their load, and the quota below which
+//! they keep their computations.
 //!
 //! ```
 //! base::rt::production::run(async {
@@ -10,7 +11,7 @@
 //!
 //! # Guarantees
 //! * A process under a quota of processor time is measured by its quota, any other by the whole machine.
-//! * Asking costs nothing: files are read at most ten times a second.
+//! * Asking costs nothing: files are read at most twenty times a second.
 //!
 //! # What it needs around it
 //! Linux's `/proc` and cgroups of version 1 or 2, for reading. Without them a node counts as half busy. It is asked from
@@ -19,4 +20,4 @@
 
 mod processors;
 
-pub use processors::of_process;
+pub use processors::{of_process, pace_computations};

@@ -16,8 +16,8 @@ use base::rt::{self, Instant};
 use cgroup::CpuGroup;
 use replica::load::{LoadMeter, NodeLoad, UNKNOWN_PERCENT};
 
-/// How long a measurement stays valid.
-const PERIOD: Duration = Duration::from_millis(100);
+/// How long a measurement stays valid: a few periods of a quota.
+const PERIOD: Duration = Duration::from_millis(50);
 /// The longest name of processors.
 const PROCESSORS_BYTES_MAX: usize = 512;
 
@@ -85,7 +85,7 @@ struct LoadSample {
     percent: u8,
 }
 
-/// The load of this process. Cheap to ask: it reads files at most ten times a second. Its processors have the name of the
+/// The load of this process. Cheap to ask: it reads files at most twenty times a second. Its processors have the name of the
 /// machine's present run, and of the cgroup if there is a quota.
 pub fn of_process() -> NodeLoad {
     let cgroup = CpuGroup::around_process();
@@ -100,6 +100,14 @@ pub fn of_process() -> NodeLoad {
         }
     };
     NodeLoad::new(meter(cgroup), &processors)
+}
+
+/// Has the computations of contracts leave a part of this process's quota of processor time, if there is one, to
+/// everything else ([`rt::compute`]).
+pub fn pace_computations() {
+    if let Some(cgroup) = CpuGroup::around_process() {
+        rt::set_compute_quota(move || cgroup.quota());
+    }
 }
 
 /// A meter of the processors of this process.

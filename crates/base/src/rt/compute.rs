@@ -2,24 +2,47 @@
 //!
 //! A runtime polls its tasks in turn, and looks at timers and sockets only now and then. A few dozen computations of tens of
 //! milliseconds, each cut into short slices, so delay every other task by all of their slices. They therefore run on threads
-//! with a lower scheduling priority, which take only the processor time that the other threads leave.
+//! with a lower scheduling priority, which take only the processor time that the other threads leave. If the process has a
+//! quota of processor time, they also leave a part of the quota ([`pacing`]).
 
-use std::future::Future;
+mod pacing;
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::OnceLock;
+use std::task::Poll;
+use std::time::Duration;
 
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
 
+pub use self::pacing::set_compute_quota;
 use super::context;
 use super::task::Task;
 
 /// What is added to the niceness of threads that compute.
 const NICENESS: i32 = 10;
+/// The processor time after which a computation lets another one go on that waits.
+const TURN: Duration = Duration::from_millis(20);
 
-/// The threads that compute, started at the first computation and never ended. `None` if they cannot be started.
-static COMPUTING: OnceLock<Option<Runtime>> = OnceLock::new();
+/// Started at the first computation and never ended. `None` if threads cannot be started.
+static COMPUTING: OnceLock<Option<ComputePool>> = OnceLock::new();
 
-/// Runs a future that computes for more than about a millisecond. The future yields now and then ([`super::yield_now`]), so
-/// that several computations share the threads, and each can be stopped. In simulation it runs in place.
+/// The threads that compute.
+struct ComputePool {
+    runtime: Runtime,
+    /// One for each thread. Waiting computations get them in the order of their arrival.
+    turns: Semaphore,
+    threads: u32,
+}
+
+/// Runs a future that computes for more than about a millisecond, and waits for nothing meanwhile. It yields now and then
+/// ([`super::yield_now`]), so that it can be stopped. In simulation it runs in place.
+///
+/// There are as many computations in progress as threads, or one under a quota below one processor. Others wait in the order
+/// of their arrival: if all went on at the same time, all would end late. One that has computed for [`TURN`] goes to the end
+/// of the queue.
 ///
 /// A panic of the future is raised again here. Dropping the returned future stops the computation where it yields.
 pub async fn compute<T, F>(future: F) -> T
@@ -30,34 +53,68 @@ where
     if context::is_simulation() {
         return future.await;
     }
-    let Some(runtime) = COMPUTING.get_or_init(start) else { return future.await };
-    match Task::on(runtime, future).abort_on_drop().await {
+    let Some(pool) = COMPUTING.get_or_init(ComputePool::start) else { return future.await };
+    match Task::on(&pool.runtime, pool.run(future)).abort_on_drop().await {
         Ok(output) => output,
         // Nothing ends the threads, and nobody else has the task's handle.
         Err(_) => std::future::pending().await,
     }
 }
 
-fn start() -> Option<Runtime> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(threads)
-        .thread_name("heddle-compute")
-        .on_thread_start(|| {
-            // On Linux the priority is one of the calling thread. Anybody may lower it.
-            if let Ok(own) = rustix::process::getpriority_process(None) {
-                let _ = rustix::process::setpriority_process(None, own + NICENESS);
+impl ComputePool {
+    fn start() -> Option<ComputePool> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("heddle-compute")
+            .on_thread_start(|| {
+                // On Linux the priority is one of the calling thread. Anybody may lower it.
+                if let Ok(own) = rustix::process::getpriority_process(None) {
+                    let _ = rustix::process::setpriority_process(None, own + NICENESS);
+                }
+            })
+            .enable_time()
+            .build();
+        let turns = Semaphore::new(threads);
+        Some(ComputePool { runtime: runtime.ok()?, turns, threads: u32::try_from(threads).unwrap_or(u32::MAX) })
+    }
+
+    async fn run<F: Future>(&self, future: F) -> F::Output {
+        let mut future = pin!(future);
+        loop {
+            let turns = if pacing::is_below_one_processor() { self.threads } else { 1 };
+            let _turn = self.turns.acquire_many(turns).await.expect("it is never closed");
+            let mut computed = Duration::ZERO;
+            let turn = poll_fn(|context| {
+                pacing::wait_for_credit();
+                let before = processor_time(ClockId::ThreadCPUTime);
+                let outcome = future.as_mut().poll(context);
+                let used = processor_time(ClockId::ThreadCPUTime).saturating_sub(before);
+                pacing::used(used);
+                computed += used;
+                match outcome {
+                    Poll::Ready(output) => Poll::Ready(Some(output)),
+                    Poll::Pending if computed >= TURN => Poll::Ready(None),
+                    Poll::Pending => Poll::Pending,
+                }
+            });
+            if let Some(output) = turn.await {
+                return output;
             }
-        })
-        .enable_time()
-        .build();
-    runtime.ok()
+        }
+    }
+}
+
+/// The processor time of this thread or process.
+fn processor_time(clock: ClockId) -> Duration {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(clock);
+    Duration::from_secs(tv_sec.unsigned_abs()) + Duration::from_nanos(tv_nsec.unsigned_abs())
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
     use crate::rt::channel::oneshot;
@@ -80,6 +137,49 @@ mod tests {
             assert_eq!(name.as_deref(), Some("heddle-compute"));
             assert_eq!(computing, (caller + NICENESS).min(19));
             assert_eq!(niceness(), caller);
+        });
+    }
+
+    #[test]
+    fn as_many_computations_as_threads_are_in_progress() {
+        production::run(async {
+            let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+            let computations = (0..50).map(|_| {
+                let (now, most) = (now.clone(), most.clone());
+                rt::spawn(compute(async move {
+                    most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                    for _ in 0..20 {
+                        yield_now().await;
+                    }
+                    now.fetch_sub(1, Ordering::SeqCst);
+                }))
+            });
+            for computation in computations.collect::<Vec<_>>() {
+                computation.await.expect("it ends");
+            }
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            assert!((1..=threads).contains(&most.load(Ordering::SeqCst)), "{most:?} of {threads}");
+        });
+    }
+
+    #[test]
+    fn long_computations_take_turns() {
+        production::run(async {
+            // More than there are threads: none of them ends before the last one has begun.
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            let begun = Arc::new(AtomicUsize::new(0));
+            let computations = (0..=threads).map(|_| {
+                let begun = begun.clone();
+                rt::spawn(compute(async move {
+                    begun.fetch_add(1, Ordering::SeqCst);
+                    while begun.load(Ordering::SeqCst) <= threads {
+                        yield_now().await;
+                    }
+                }))
+            });
+            for computation in computations.collect::<Vec<_>>() {
+                computation.await.expect("it ends");
+            }
         });
     }
 

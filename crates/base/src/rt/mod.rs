@@ -47,7 +47,7 @@ use product as simulation;
 
 pub use backoff::Backoff;
 pub use cancellation::CancellationToken;
-pub use compute::compute;
+pub use compute::{compute, set_compute_quota};
 pub use context::is_simulation;
 pub(crate) use context::simulated_events;
 pub use fault::fault_point;

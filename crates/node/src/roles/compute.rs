@@ -133,6 +133,7 @@ impl ComputeInstance {
         options: ComputeConfig<'_>,
         local: LocalBackends,
     ) -> Result<ComputeInstance, NodeError> {
+        utilisation::pace_computations();
         let mut stores = LocalStores::new(options.name, local.directory, local.sync, local.tables);
         stores.state = local.state;
         Ok(ComputeInstance {
@@ -146,6 +147,7 @@ impl ComputeInstance {
         options: ComputeConfig<'_>,
         remote: RemoteBackends,
     ) -> Result<ComputeInstance, NodeError> {
+        utilisation::pace_computations();
         let channel = ChannelConfig::from_block(options.genesis)?.channel().to_string();
         // Opened once for all attempts.
         let watermark = Arc::new(WatermarkFile::open(super::watermarks(&remote.watermark_folder).await?, &channel)?);

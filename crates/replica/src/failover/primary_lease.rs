@@ -17,12 +17,14 @@ use base::rt::{self, CancellationToken, Instant};
 use storage::StateStore;
 
 use crate::Error;
+use crate::followers::LEASELESS_TIMEOUT;
 use crate::lease::LEASE;
 
 /// How often the primary asks the storage node.
 const RENEWAL_PERIOD: Duration = Duration::from_millis(15);
-/// How long a request for a snapshot waits for the renewal of a lease that has lapsed.
-const LAPSE_MAX: Duration = LEASE;
+/// How long a request for a snapshot waits for the renewal of a lease that has lapsed: storage, or this node, may be short of
+/// processor time for a moment.
+const LAPSE_MAX: Duration = LEASELESS_TIMEOUT;
 /// A primary that has had no confirmation for this long after its lease ended is not shown as the primary.
 const UNSEEN_AFTER: Duration = Duration::from_secs(1);
 /// How long a confirmation waits at its fault point: longer than a lease.

@@ -28,6 +28,9 @@ const REJOIN_PAUSE: Duration = Duration::from_millis(20);
 /// How often [`Follower::orphaned`] checks whether the follower has a lease.
 const LEASE_CHECK_PERIOD: Duration = Duration::from_millis(5);
 
+/// How often the time without a message of the primary is counted.
+const SILENCE_CHECK_PERIOD: Duration = Duration::from_millis(10);
+
 /// Finds a follower's primary. It is asked again each time the follower joins.
 #[async_trait]
 pub trait FindPrimary: Send + Sync + 'static {
@@ -345,24 +348,47 @@ impl<F: ReplicaFactory> FollowerCore<F> {
         let mut leaving = self.leaving.subscribe();
         let now = *leaving.borrow_and_update();
         following.announce(now).await?;
+        let mut silent = Duration::ZERO;
         loop {
+            let since = rt::now();
             // Neither loses anything when it is dropped.
             let next = {
-                let message = pin!(rt::timeout(SILENCE_TIMEOUT, receiver.receive()));
+                let message = pin!(rt::timeout(SILENCE_CHECK_PERIOD, receiver.receive()));
                 match select(message, pin!(leaving.changed())).await {
-                    Either::Left((message, _)) => Some(message.map_err(|_| SessionEnd::Silence)?),
-                    Either::Right(_) => None,
+                    Either::Left((Ok(message), _)) => Heard::Message(message.map_err(|_| SessionEnd::Closed)?),
+                    Either::Left((Err(_), _)) => Heard::Nothing,
+                    Either::Right(_) => Heard::Leaving,
                 }
             };
             match next {
-                Some(message) => following.handle_message(message.map_err(|_| SessionEnd::Closed)?).await?,
-                None => {
+                Heard::Message(message) => {
+                    silent = Duration::ZERO;
+                    following.handle_message(message).await?;
+                }
+                Heard::Nothing => {
+                    // Time in which this node itself did not run says nothing about the primary.
+                    silent += since.elapsed().min(2 * SILENCE_CHECK_PERIOD);
+                    if silent >= SILENCE_TIMEOUT {
+                        return Err(SessionEnd::Silence);
+                    }
+                }
+                Heard::Leaving => {
                     let now = *leaving.borrow_and_update();
                     following.announce(now).await?;
                 }
             }
         }
     }
+}
+
+/// What a session waits for.
+enum Heard {
+    /// A message of the primary.
+    Message(Bytes),
+    /// Nothing for [`SILENCE_CHECK_PERIOD`].
+    Nothing,
+    /// This node drains or leaves.
+    Leaving,
 }
 
 /// Steps 3 and 5.

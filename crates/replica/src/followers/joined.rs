@@ -8,12 +8,13 @@ use base::rt::channel::Sender;
 use base::rt::sync::Notify;
 use base::rt::{self, Instant};
 
+use super::limits::LEASELESS_TIMEOUT;
 use crate::fault::{Mutant, mutant};
 use crate::lease::LEASE;
 
-/// How long a read waits for the renewal of an expired lease: several leases, because a node that is short of processor time loses
-/// one now and then, and what a contract has read and computed so far would be lost with the read.
-const LAPSED_LEASE_TIMEOUT: Duration = LEASE.saturating_mul(4);
+/// How long a read waits for the renewal of an expired lease: as long as the session lasts without one. A node that is short of
+/// processor time loses a lease now and then, and what a contract has read and computed so far would be lost with the read.
+const LAPSED_LEASE_TIMEOUT: Duration = LEASELESS_TIMEOUT;
 
 /// The session of a follower between one joining and the next.
 pub struct JoinedState {
