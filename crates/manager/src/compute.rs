@@ -5,7 +5,8 @@
 //! 2. The peer is **hot** if its utilisation is high, or if it is moderate and work queues. It is **cold** if its
 //!    utilisation is low and nothing queues. Between the two nothing happens.
 //! 3. A peer that has been hot for a while grows by one step: the busiest node gets a larger quota; if all nodes have the
-//!    largest quota, another node is launched (section 6.2: more cores within a node first).
+//!    largest quota, another node is launched (section 6.2: more cores within a node first). If many proposals wait, the
+//!    first step is taken at once: a queue grows only while more comes in than is done, so it will not go by itself.
 //! 4. A peer that has been cold for a while shrinks by one step, if the rest would carry the present load at a utilisation
 //!    well below hot: a launched node is drained, or else a quota is lowered.
 //! 5. After a step the loop waits for its effect; it waits longer before it shrinks.
@@ -139,7 +140,9 @@ impl ComputeLoop {
             let paused = now.saturating_sub(self.changed) < pause && !mutant(Mutant::NoCooldown);
             since.is_some_and(|since| now.saturating_sub(since) >= long) && !paused
         };
-        if is_due(self.hot_since, policy.hot_for, policy.up_pause) {
+        let is_swamped = load.queue >= policy.queue_swamped;
+        let hot_for = if is_swamped { Duration::ZERO } else { policy.hot_for };
+        if is_due(self.hot_since, hot_for, policy.up_pause) {
             let why = match percent >= policy.hot_percent {
                 true => format!("it is at {percent} %, and {} % is hot", policy.hot_percent),
                 false => format!("{} wait for each node at {percent} %", load.queue),

@@ -29,6 +29,8 @@ pub struct ComputePolicy {
     /// From this many queued proposals and work items a node on, a peer is hot at a lower utilisation too:
     /// [`ComputePolicy::queueing_percent`].
     pub queue_hot: u32,
+    /// From this many queued a node on, a hot peer grows at once, without being watched for [`ComputePolicy::hot_for`].
+    pub queue_swamped: u32,
     /// Above this many a peer is never cold.
     pub queue_cold: u32,
     /// Below this utilisation a queue waits for something else than processors.
@@ -106,6 +108,7 @@ impl Default for ManagerSettings {
                 cold_percent: 30,
                 margin_percent: 10,
                 queue_hot: 4,
+                queue_swamped: 8,
                 queue_cold: 1,
                 queueing_percent: 50,
                 quota_step_percent: 50,
@@ -156,6 +159,9 @@ impl ManagerSettings {
             return Err(
                 "the peer must be cold at a utilisation that is more than the margin below the hot one".to_owned()
             );
+        }
+        if compute.queue_swamped < compute.queue_hot {
+            return Err("a queue at which a peer grows at once must be hot".to_owned());
         }
         if compute.queue_cold >= compute.queue_hot || compute.queueing_percent <= compute.cold_percent {
             return Err(

@@ -14,6 +14,7 @@
 //! A process needs only its folder: to run the process on another host, copy the folder there. Every plan makes new
 //! certificates and tokens, so all processes of a network must belong to the same plan.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use super::planner::Planner;
@@ -74,8 +75,11 @@ impl Network {
         &self,
         plan: &ProcessPlan,
         metrics: SocketAddr,
-        processes: Vec<Ready>,
+        mut processes: Vec<Ready>,
     ) -> Result<Endpoints, NodeError> {
+        let added = plan.processes.iter().filter(|process| process.is_added);
+        let added: BTreeSet<&str> = added.map(|process| process.name.as_str()).collect();
+        processes.iter_mut().for_each(|ready| ready.is_added = added.contains(ready.name.as_str()));
         let orderers = plan.processes.iter().filter(|process| process.role == ProcessRole::Orderer);
         let orderers = orderers.filter_map(|orderer| Some((orderer.name.clone(), orderer.clients()?)));
         let endpoints = self.write_profiles(&plan.gateways, orderers, metrics)?;

@@ -22,7 +22,9 @@ use crate::signals::StopSignals;
 use crate::{instance, output};
 
 /// How often the manager looks.
-const TICK: Duration = Duration::from_millis(100);
+const TICK: Duration = Duration::from_millis(50);
+/// In a large pool a look takes longer: the manager rests at least this many times as long.
+const REST_OVER_LOOK: u32 = 4;
 /// How long a manager waits for one that is ending.
 const HOLD_MAX: Duration = Duration::from_secs(2);
 /// How often new events are looked for.
@@ -90,6 +92,7 @@ fn run(mut driver: ManagerDriver<RecordFile, LocalPool>, stop: &AtomicBool) -> R
     let mut printed = driver.manager().record().next_event;
     let mut failed = false;
     while !stop.load(Ordering::Relaxed) {
+        let look = Instant::now();
         let unix_ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         match driver.tick(start.elapsed(), unix_ms) {
             Ok(_) => failed = false,
@@ -101,12 +104,13 @@ fn run(mut driver: ManagerDriver<RecordFile, LocalPool>, stop: &AtomicBool) -> R
             }
             Err(_) => {}
         }
+        let took = look.elapsed();
         let record = driver.manager().record();
         let new: String = after(record, printed).map(|event| format!("{event}\n")).collect();
         printed = record.next_event;
         // A closed log keeps nobody from being managed.
         let _ = output::print(&new);
-        std::thread::sleep(TICK);
+        std::thread::sleep(TICK.max(REST_OVER_LOOK * took));
     }
     Ok(())
 }

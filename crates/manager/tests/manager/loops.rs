@@ -45,6 +45,20 @@ fn a_queue_counts_only_if_processors_work() {
 }
 
 #[test]
+fn a_long_queue_is_answered_at_once() {
+    let settings = ManagerSettings::default();
+    for (queued, grows) in [(settings.compute.queue_swamped, true), (settings.compute.queue_swamped - 1, false)] {
+        let mut manager = Manager::start(ManagerRecord::default(), settings);
+        let calm = pool(vec![node(1, 50, 0, Some(50))], None);
+        assert_eq!(shown(&mut manager, &calm, 0..1000), []);
+        let swamped = pool(vec![node(1, 100, queued, Some(50))], None);
+        let raised = Action::SetQuota { node: "compute-org1".to_owned(), percent: 100 };
+        let done = shown(&mut manager, &swamped, 1000..1100);
+        assert_eq!(done.contains(&raised), grows, "{queued} queued: {done:?}");
+    }
+}
+
+#[test]
 fn a_peer_that_nobody_hears_is_left_alone() {
     let mut silent = node(1, 100, 500, Some(50));
     silent.heard = Some(Duration::from_secs(20));

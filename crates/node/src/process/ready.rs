@@ -24,6 +24,9 @@ pub struct Ready {
     pub address: String,
     /// The address of its metrics and health.
     pub metrics: SocketAddr,
+    /// In `endpoints.json`: whether it is a compute node that was added to its peer, and not one of the plan.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_added: bool,
 }
 
 impl Ready {

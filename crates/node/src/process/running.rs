@@ -93,6 +93,7 @@ impl Process {
             process: std::process::id(),
             address: started.address,
             metrics: metrics_address,
+            is_added: false,
         };
         Ok(Process { folder, ready, kind: started.kind, stop, services, tasks, _limits: limits })
     }

@@ -109,10 +109,10 @@ impl LocalPool {
         }
         let added: Vec<String> =
             added.nodes.iter().filter(|node| node.address.is_none()).map(|node| node.name()).collect();
-        let computes = endpoints.processes.iter().filter(|process| process.role == ProcessRole::Compute);
-        let planned = computes.map(|process| process.name.clone()).filter(|name| !added.contains(name));
+        // A node that is struck out of the added ones may still run.
+        let is_planned = |process: &&Ready| process.role == ProcessRole::Compute && !process.is_added;
+        let planned = endpoints.processes.iter().filter(is_planned).map(|process| process.name.clone());
         self.planned.1.extend(planned);
-        self.planned.1.retain(|name| !added.contains(name));
         let names: Vec<String> = self.planned.1.iter().chain(&added).cloned().collect();
         self.heard.retain(|name, _| names.contains(name));
         self.hear(&names).await;
