@@ -109,6 +109,7 @@ async fn scale(
             ("p99_high_ms", sample.p99_high_ms),
             ("p99_back_seconds", sample.p99_back_seconds),
             ("gap_growing_ms", sample.gaps_up_ms[0]),
+            ("gap_growing_at_seconds", sample.gap_growing_at_seconds),
             ("gap_high_ms", sample.gaps_up_ms[1]),
             ("gap_shrinking_ms", sample.gaps_down_ms[0]),
             ("gap_low_ms", sample.gaps_down_ms[1]),

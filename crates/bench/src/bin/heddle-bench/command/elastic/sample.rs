@@ -36,6 +36,8 @@ pub struct ScalingSample {
     pub p99_back_seconds: f64,
     /// The longest gap while the peer grew, and in as long a time at the same load when nothing changed.
     pub gaps_up_ms: [f64; 2],
+    /// When the first of them began, after the rise of the load.
+    pub gap_growing_at_seconds: f64,
     /// The same while it shrank.
     pub gaps_down_ms: [f64; 2],
     /// Transactions that did not become valid.
@@ -77,7 +79,9 @@ pub fn evaluate(
         let seconds = growing.max(shrinking).as_secs_f64();
         return Err(format!("the peer was scaled for {seconds:.1} s, and was calm for less: give it longer"));
     }
-    let gap = |from: Instant, to: Instant| longest_gap_ms(&ends, from, to);
+    let gap = |from: Instant, to: Instant| longest_gap(&ends, from, to);
+    let gap_ms = |from: Instant, to: Instant| gap(from, to).1;
+    let (gap_growing_at, gap_growing_ms) = gap(times.up, grown);
     let p99_calm_ms = p99(times.began, times.up);
     let starts = (0u32..).map(|number| times.up + STEP * number).take_while(|start| *start + P99_WINDOW <= times.down);
     let back = starts.into_iter().find(|start| p99(*start, *start + P99_WINDOW) <= P99_OVER_CALM * p99_calm_ms);
@@ -85,8 +89,9 @@ pub fn evaluate(
         p99_calm_ms,
         p99_high_ms: p99(times.down - P99_WINDOW, times.down),
         p99_back_seconds: (back.unwrap_or(times.down) - times.up).as_secs_f64(),
-        gaps_up_ms: [gap(times.up, grown), gap(times.down - growing, times.down)],
-        gaps_down_ms: [gap(times.down, shrunk), gap(times.up - shrinking, times.up)],
+        gaps_up_ms: [gap_growing_ms, gap_ms(times.down - growing, times.down)],
+        gap_growing_at_seconds: (gap_growing_at - times.up).as_secs_f64(),
+        gaps_down_ms: [gap_ms(times.down, shrunk), gap_ms(times.up - shrinking, times.up)],
         failed: transactions.iter().filter(|offered| !offered.is_valid()).count() as u64,
     })
 }
@@ -104,15 +109,17 @@ fn p99_ms(transactions: &[OfferedTransaction], from: Instant, to: Instant) -> f6
     latencies.get(rank).copied().unwrap_or(f64::INFINITY)
 }
 
-/// The longest time without a commit, from one moment to another.
-fn longest_gap_ms(ends: &[Instant], from: Instant, to: Instant) -> f64 {
+/// The longest time without a commit, from one moment to another: when it begins, and its milliseconds.
+fn longest_gap(ends: &[Instant], from: Instant, to: Instant) -> (Instant, f64) {
     let within = ends.iter().copied().filter(|at| (from..to).contains(at));
-    let (mut last, mut longest) = (from, Duration::ZERO);
+    let (mut last, mut longest) = (from, (from, Duration::ZERO));
     for end in within.chain([to]) {
-        longest = longest.max(end - last);
+        if end - last > longest.1 {
+            longest = (last, end - last);
+        }
         last = end;
     }
-    longest.as_secs_f64() * 1e3
+    (longest.0, longest.1.as_secs_f64() * 1e3)
 }
 
 #[cfg(test)]
@@ -156,6 +163,7 @@ mod tests {
         let changes = [at(10_900), at(12_000), at(20_500), at(21_000)];
         let sample = evaluate(&offered(began, latency), &changes, &times).expect("there is calm");
         assert_eq!(sample.gaps_up_ms.map(f64::round), [70.0, 10.0]);
+        assert_eq!((sample.gap_growing_at_seconds * 1e3).round(), 995.0);
         assert_eq!(sample.gaps_down_ms.map(f64::round), [10.0, 10.0]);
         assert_eq!(sample.pause_ms().round(), 60.0);
         assert_eq!((sample.p99_calm_ms.round(), sample.failed), (5.0, 0));
