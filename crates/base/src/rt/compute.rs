@@ -13,10 +13,11 @@ use std::sync::OnceLock;
 use std::task::Poll;
 use std::time::Duration;
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::time::ClockId;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
+use self::pacing::processor_time;
 pub use self::pacing::set_compute_quota;
 use super::context;
 use super::task::Task;
@@ -103,12 +104,6 @@ impl ComputePool {
             }
         }
     }
-}
-
-/// The processor time of this thread or process.
-fn processor_time(clock: ClockId) -> Duration {
-    let Timespec { tv_sec, tv_nsec } = clock_gettime(clock);
-    Duration::from_secs(tv_sec.unsigned_abs()) + Duration::from_nanos(tv_nsec.unsigned_abs())
 }
 
 #[cfg(test)]

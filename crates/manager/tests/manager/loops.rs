@@ -40,7 +40,7 @@ fn a_queue_counts_only_if_processors_work() {
     let mut manager = Manager::start(ManagerRecord::default(), settings);
     assert_eq!(shown(&mut manager, &waits_for_others, 0..5000), []);
     let works = pool(vec![node(1, 60, 500, None)], None);
-    let launched = shown(&mut manager, &works, 5000..5500);
+    let launched = shown(&mut manager, &works, 5000..5300);
     assert_eq!(launched, [Action::Launch { node: "compute-org1-9".to_owned() }]);
 }
 

@@ -13,10 +13,9 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use rustix::time::ClockId;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::super::time::{Instant, now};
-use super::processor_time;
 
 /// The part of the quota up to which the process computes.
 const SHARE: f64 = 0.9;
@@ -63,6 +62,12 @@ pub(super) fn used(time: Duration) {
 pub(super) fn is_below_one_processor() -> bool {
     let quota = QUOTA.get().and_then(|read| PACE.lock().unwrap_or_else(PoisonError::into_inner).quota(now(), read));
     quota.is_some_and(|quota| quota < 1.0)
+}
+
+/// The processor time of this thread or process.
+pub(super) fn processor_time(clock: ClockId) -> Duration {
+    let Timespec { tv_sec, tv_nsec } = clock_gettime(clock);
+    Duration::from_secs(tv_sec.unsigned_abs()) + Duration::from_nanos(tv_nsec.unsigned_abs())
 }
 
 /// The credit of the computations.
