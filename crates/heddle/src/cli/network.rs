@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 pub use heddle_cli::policy::PolicyChoice;
 
 use super::DirectoryArguments;
+use super::pool::PeerLimitArguments;
 
 /// Start a network on this machine: organisations, their peers and gateways, and an orderer
 ///
@@ -29,6 +30,7 @@ Examples:
   heddle up --detach                 in the background; `heddle status` and `heddle down` find it
   heddle up --isolate                a process for each role; kill any of them, and it is restarted
   heddle up --elastic                a manager gives busy peers processors, nodes and memory
+  heddle up --elastic --nodes-max 8  the same, with up to eight compute nodes a peer
   heddle up --isolate --memory-nodes 4
   heddle up --isolate --ordering sift     three orderers on memory nodes: kill the leader, ordering continues
   heddle up --ordering raft               three orderers, each with its own log
@@ -63,6 +65,8 @@ pub struct UpArguments {
     /// Start a session of its own, as a detached network does
     #[arg(long, hide = true)]
     pub session: bool,
+    #[command(flatten, next_help_heading = "Limits of each peer, with --elastic")]
+    pub limits: PeerLimitArguments,
 }
 
 /// The settings of a network that its command line may override.

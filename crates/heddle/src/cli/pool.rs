@@ -62,21 +62,8 @@ Examples:
 pub struct PoolManageArguments {
     #[command(flatten)]
     pub directory: DirectoryArguments,
-    /// The most compute nodes of a peer, those of the plan included [default: 4]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
-    pub nodes_max: Option<u8>,
-    /// The least quota of a compute node, in percent of one processor [default: 50]
-    #[arg(long, value_name = "PERCENT")]
-    pub quota_min: Option<u32>,
-    /// The largest quota [default: 100]
-    #[arg(long, value_name = "PERCENT")]
-    pub quota_max: Option<u32>,
-    /// The least memory of a peer [default: 64MiB]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub memory_min: Option<u64>,
-    /// The most memory of a peer [default: 1GiB]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub memory_max: Option<u64>,
+    #[command(flatten)]
+    pub limits: PeerLimitArguments,
     /// From this utilisation on a peer is hot, in percent of its quotas [default: 75]
     #[arg(long, value_name = "PERCENT")]
     pub hot: Option<u32>,
@@ -95,4 +82,39 @@ pub struct PoolManageArguments {
     /// End when the process that started this one ends
     #[arg(long, hide = true)]
     pub bound: bool,
+}
+
+/// How far a manager scales each peer.
+#[derive(Args, Debug, Clone, Default)]
+pub struct PeerLimitArguments {
+    /// The most compute nodes of a peer, those of the plan included [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub nodes_max: Option<u8>,
+    /// The least quota of a compute node, in percent of one processor [default: 50]
+    #[arg(long, value_name = "PERCENT")]
+    pub quota_min: Option<u32>,
+    /// The largest quota [default: 100]
+    #[arg(long, value_name = "PERCENT")]
+    pub quota_max: Option<u32>,
+    /// The least memory of a peer [default: 64MiB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory_min: Option<u64>,
+    /// The most memory of a peer [default: 1GiB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub memory_max: Option<u64>,
+}
+
+impl PeerLimitArguments {
+    /// The arguments of `heddle pool manage` for the same limits.
+    pub fn command_line(&self) -> Vec<String> {
+        let PeerLimitArguments { nodes_max, quota_min, quota_max, memory_min, memory_max } = self;
+        let given = [
+            ("--nodes-max", nodes_max.map(u64::from)),
+            ("--quota-min", quota_min.map(u64::from)),
+            ("--quota-max", quota_max.map(u64::from)),
+            ("--memory-min", *memory_min),
+            ("--memory-max", *memory_max),
+        ];
+        given.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?))).collect()
+    }
 }

@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use manager::ManagerSettings;
+use manager::PeerLimits;
 use node::HeddleConfig;
 
 use super::pool::{folder, local};
+use crate::cli::pool::PeerLimitArguments;
 use crate::failure::CommandError;
 use crate::instance;
 
@@ -25,10 +26,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 const STOP_TIMEOUT: Duration = Duration::from_secs(12);
 
 /// The settings of an elastic network: those of the configuration, with quotas to start from.
-pub fn settings(config: &HeddleConfig) -> HeddleConfig {
+pub fn settings(config: &HeddleConfig, limits: &PeerLimits) -> HeddleConfig {
     let mut config = config.clone();
     if config.pool.compute_cpu_percent == 0 && local::can_have_quotas() {
-        config.pool.compute_cpu_percent = ManagerSettings::default().limits.quota_min_percent;
+        config.pool.compute_cpu_percent = limits.quota_min_percent;
     }
     config
 }
@@ -45,14 +46,16 @@ pub fn advice(dir: &Path) -> String {
 /// The manager of a network. Dropping it kills the process, which changes nothing in the network.
 pub struct ManagerProcess {
     dir: PathBuf,
+    /// Its further arguments.
+    limits: Vec<String>,
     child: Option<Child>,
     again: Instant,
 }
 
 impl ManagerProcess {
     /// The manager of the network in a directory; it starts when it is watched.
-    pub fn new(dir: &Path) -> ManagerProcess {
-        ManagerProcess { dir: dir.to_owned(), child: None, again: Instant::now() }
+    pub fn new(dir: &Path, limits: &PeerLimitArguments) -> ManagerProcess {
+        ManagerProcess { dir: dir.to_owned(), limits: limits.command_line(), child: None, again: Instant::now() }
     }
 
     /// Starts the manager, and starts it again whenever it ends, for ever.
@@ -88,7 +91,7 @@ impl ManagerProcess {
         base::durable::create_folder(&folder).map_err(failed)?;
         let open = || OpenOptions::new().create(true).append(true).open(&log);
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.args(["pool", "manage", "--bound", "--dir"]).arg(&self.dir);
+        command.args(["pool", "manage", "--bound", "--dir"]).arg(&self.dir).args(&self.limits);
         command.process_group(0).stdin(Stdio::null());
         command.stdout(open().map_err(failed)?).stderr(open().map_err(failed)?);
         command.spawn().map_err(failed)

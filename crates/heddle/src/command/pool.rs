@@ -12,11 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use manager::{ManagerDriver, ManagerError, ManagerRecord, ManagerSettings, PoolEvent, RecordFile, read_record};
+use manager::{
+    ManagerDriver, ManagerError, ManagerRecord, ManagerSettings, PeerLimits, PoolEvent, RecordFile, read_record,
+};
 use tokio::runtime::Handle;
 
 use self::local::LocalPool;
-use crate::cli::pool::{PoolEventsArguments, PoolManageArguments};
+use crate::cli::pool::{PeerLimitArguments, PoolEventsArguments, PoolManageArguments};
 use crate::failure::CommandError;
 use crate::signals::StopSignals;
 use crate::{instance, output};
@@ -119,21 +121,37 @@ fn after(record: &ManagerRecord, number: u64) -> impl Iterator<Item = &PoolEvent
     record.events.iter().filter(move |event| event.number >= number)
 }
 
+/// The limits of the command line, or the defaults.
+///
+/// # Errors
+/// They contradict each other.
+pub fn limits(arguments: &PeerLimitArguments) -> Result<PeerLimits, CommandError> {
+    let defaults = ManagerSettings::default();
+    let mut limits = defaults.limits;
+    for (said, limit) in
+        [(arguments.quota_min, &mut limits.quota_min_percent), (arguments.quota_max, &mut limits.quota_max_percent)]
+    {
+        *limit = said.unwrap_or(*limit);
+    }
+    for (said, limit) in
+        [(arguments.memory_min, &mut limits.memory_min_bytes), (arguments.memory_max, &mut limits.memory_max_bytes)]
+    {
+        *limit = said.unwrap_or(*limit);
+    }
+    limits.nodes_max = arguments.nodes_max.map_or(limits.nodes_max, usize::from);
+    ManagerSettings { limits, ..defaults }.check().map_err(CommandError::new)?;
+    Ok(limits)
+}
+
 /// The settings of the command line.
 fn settings(arguments: &PoolManageArguments) -> Result<ManagerSettings, CommandError> {
-    let mut settings = ManagerSettings::default();
-    let limits = &mut settings.limits;
-    for (said, limit) in [
-        (arguments.quota_min, &mut limits.quota_min_percent),
-        (arguments.quota_max, &mut limits.quota_max_percent),
-        (arguments.hot, &mut settings.compute.hot_percent),
-        (arguments.cold, &mut settings.compute.cold_percent),
-    ] {
+    let mut settings = ManagerSettings { limits: limits(&arguments.limits)?, ..ManagerSettings::default() };
+    for (said, limit) in
+        [(arguments.hot, &mut settings.compute.hot_percent), (arguments.cold, &mut settings.compute.cold_percent)]
+    {
         *limit = said.unwrap_or(*limit);
     }
     for (said, limit) in [
-        (arguments.memory_min, &mut limits.memory_min_bytes),
-        (arguments.memory_max, &mut limits.memory_max_bytes),
         (arguments.miss_us, &mut settings.memory.miss_us),
         (arguments.mib_price, &mut settings.memory.mib_us_per_second),
     ] {
@@ -141,7 +159,6 @@ fn settings(arguments: &PoolManageArguments) -> Result<ManagerSettings, CommandE
     }
     let compute = &mut settings.compute;
     compute.queueing_percent = compute.queueing_percent.max(compute.cold_percent.saturating_add(1));
-    limits.nodes_max = arguments.nodes_max.map_or(limits.nodes_max, usize::from);
     if let Some(seconds) = arguments.calm {
         let calm = Duration::from_secs(seconds);
         (settings.compute.cold_for, settings.compute.down_pause) = (calm, calm);

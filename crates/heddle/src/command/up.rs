@@ -21,6 +21,7 @@ use node::{Endpoints, HeddleConfig, Network, ProcessEnd};
 
 use super::elastic::{self, ManagerProcess};
 use super::isolate::IsolatedNetwork;
+use super::pool;
 use crate::cli::exit;
 use crate::cli::network::UpArguments;
 use crate::failure::CommandError;
@@ -38,6 +39,10 @@ pub async fn run(arguments: UpArguments) -> Result<(), CommandError> {
     let is_new = !instance::exists(&dir);
     instance::expect_not_planned(&dir)?;
     let config = settings(&arguments)?;
+    let limits = pool::limits(&arguments.limits)?;
+    if let (false, Some(given)) = (arguments.elastic, arguments.limits.command_line().first()) {
+        return Err(CommandError::new(format!("{given} limits a manager: it needs --elastic")));
+    }
     if arguments.session {
         // The terminal that started this network may be closed.
         rustix::process::setsid().map_err(|error| CommandError::new(format!("no session of its own: {error}")))?;
@@ -56,11 +61,11 @@ pub async fn run(arguments: UpArguments) -> Result<(), CommandError> {
     if arguments.elastic {
         // Opened again: the settings file keeps the settings without the quotas of elastic nodes.
         drop(network);
-        network = Network::open_or_create(&dir, Some(&elastic::settings(&config))).await?;
+        network = Network::open_or_create(&dir, Some(&elastic::settings(&config, &limits))).await?;
         instance::sign_lock(&dir);
     }
     if arguments.isolate || arguments.elastic {
-        let manager = arguments.elastic.then(|| ManagerProcess::new(&dir));
+        let manager = arguments.elastic.then(|| ManagerProcess::new(&dir, &arguments.limits));
         return isolate(network, &dir, is_new, start, &mut signals, manager).await;
     }
     let running = network.run().await?;

@@ -72,6 +72,11 @@ impl Drop for Manager {
     }
 }
 
+fn can_have_quotas() -> bool {
+    let probe = cgroup::CpuGroup::make(&format!("heddle-test-{}", std::process::id()));
+    probe.map(|group| group.remove()).is_ok()
+}
+
 fn is_open(record: &ManagerRecord) -> bool {
     record.peers.values().any(|peer| peer.open.iter().any(|open| !matches!(open.action, Action::SetMemory { .. })))
 }
@@ -82,8 +87,7 @@ async fn load_brings_quotas_and_nodes_and_calm_takes_them_back() {
     let dir = folder.path().join("network");
     let shown = dir.display().to_string();
     let config = dir.with_extension("toml");
-    let probe = cgroup::CpuGroup::make(&format!("heddle-test-{}", std::process::id()));
-    let has_quotas = probe.map(|group| group.remove()).is_ok();
+    let has_quotas = can_have_quotas();
     let quota = if has_quotas { "[pool]\ncompute_cpu_percent = 30\n" } else { "" };
     std::fs::write(&config, quota).expect("it can be written");
     let network = Network::start(&dir, &["--orgs", "1", "--isolate", "--config", &config.display().to_string()]);
@@ -225,13 +229,17 @@ async fn an_elastic_network_has_a_manager_that_comes_back() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let dir = folder.path().join("network");
     let shown = dir.display().to_string();
-    let network = Network::start(&dir, &["--orgs", "1", "--elastic"]);
+    let limits = ["--quota-min", "40", "--nodes-max", "3"];
+    let refused = run(&[&["up", "--bound", "--any-ports", "--dir", &shown], &limits[..]].concat());
+    assert!(!refused.status.success() && text(&refused).contains("needs --elastic"), "{}", text(&refused));
+    let network = Network::start(&dir, &[&["--orgs", "1", "--elastic"], &limits[..]].concat());
     recorded(&dir, "no manager runs", |record| record.peers.contains_key("org1")).await;
     let lock = std::fs::read_to_string(dir.join("manager/manager.lock")).expect("it runs");
     send(lock.trim().parse().expect("a process's number"), Signal::KILL);
     recorded(&dir, "the manager is not started again", |record| record.incarnation > 1).await;
     let top = text(&run(&["pool", "top", "--dir", &shown]));
     assert!(top.contains("compute-org1") && top.contains("a manager runs"), "{top}");
+    assert!(top.contains(" 40 %") || !can_have_quotas(), "{top}");
     let settings = std::fs::read_to_string(dir.join("heddle.toml")).expect("it is there");
     assert!(settings.contains("compute_cpu_percent = 0"), "a later start without a manager has no quotas: {settings}");
     network.down();
