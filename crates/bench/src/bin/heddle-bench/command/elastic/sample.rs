@@ -36,10 +36,10 @@ pub struct ScalingSample {
     pub p99_back_seconds: f64,
     /// The longest gap while the peer grew, and in as long a time at the same load when nothing changed.
     pub gaps_up_ms: [f64; 2],
-    /// When the first of them began, after the rise of the load.
-    pub gap_growing_at_seconds: f64,
     /// The same while it shrank.
     pub gaps_down_ms: [f64; 2],
+    /// When the longest gap of the growing peer began, after the rise of the load.
+    pub gap_growing_at_seconds: f64,
     /// Transactions that did not become valid.
     pub failed: u64,
 }
