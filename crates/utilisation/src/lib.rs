@@ -11,7 +11,7 @@
 //!
 //! # Guarantees
 //! * A process under a quota of processor time is measured by its quota, any other by the whole machine.
-//! * Asking costs nothing: files are read at most twenty times a second.
+//! * Asking costs nothing: files are read at most fifty times a second.
 //!
 //! # What it needs around it
 //! Linux's `/proc` and cgroups of version 1 or 2, for reading. Without them a node counts as half busy. It is asked from

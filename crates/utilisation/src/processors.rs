@@ -9,6 +9,7 @@
 //! Which of the two applies is found when the meter is made; a quota is read again with each measurement, since it may be
 //! changed while the process runs.
 
+use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,8 +17,11 @@ use base::rt::{self, Instant};
 use cgroup::CpuGroup;
 use replica::load::{LoadMeter, NodeLoad, UNKNOWN_PERCENT};
 
-/// How long a measurement stays valid: a few periods of a quota.
-const PERIOD: Duration = Duration::from_millis(50);
+/// How often the processors are read.
+const PERIOD: Duration = Duration::from_millis(20);
+/// The time over which their use is measured: a few periods of a quota, and of readings. A load that rises is seen with the
+/// next reading, and one period that a process used more fully than others is not taken for a load.
+const WINDOW: Duration = Duration::from_millis(60);
 /// The longest name of processors.
 const PROCESSORS_BYTES_MAX: usize = 512;
 
@@ -79,13 +83,40 @@ impl CpuReading {
     }
 }
 
-struct LoadSample {
+/// What was read within the last [`WINDOW`].
+struct LoadSamples {
     at: Instant,
-    reading: Option<CpuReading>,
+    readings: VecDeque<(Instant, CpuReading)>,
     percent: u8,
 }
 
-/// The load of this process. Cheap to ask: it reads files at most twenty times a second. Its processors have the name of the
+impl LoadSamples {
+    fn new(at: Instant, reading: Option<CpuReading>) -> LoadSamples {
+        LoadSamples {
+            at,
+            readings: reading.map(|reading| (at, reading)).into_iter().collect(),
+            percent: UNKNOWN_PERCENT,
+        }
+    }
+
+    /// Takes a new reading, and measures since the oldest one of the window.
+    fn take(&mut self, now: Instant, reading: Option<CpuReading>) {
+        let Some(reading) = reading else {
+            *self = LoadSamples::new(now, None);
+            return;
+        };
+        // One that is older than the window covers all of it.
+        while self.readings.get(1).is_some_and(|(at, _)| now.since(*at) >= WINDOW) {
+            self.readings.pop_front();
+        }
+        let percent = self.readings.front().and_then(|(at, earlier)| reading.percent_since(earlier, now.since(*at)));
+        self.at = now;
+        self.percent = percent.unwrap_or(UNKNOWN_PERCENT);
+        self.readings.push_back((now, reading));
+    }
+}
+
+/// The load of this process. Cheap to ask: it reads files at most fifty times a second. Its processors have the name of the
 /// machine's present run, and of the cgroup if there is a quota.
 pub fn of_process() -> NodeLoad {
     let cgroup = CpuGroup::around_process();
@@ -112,16 +143,12 @@ pub fn pace_computations() {
 
 /// A meter of the processors of this process.
 fn meter(cgroup: Option<CpuGroup>) -> LoadMeter {
-    let first = LoadSample { at: rt::now(), reading: CpuReading::now(cgroup.as_ref()), percent: UNKNOWN_PERCENT };
-    let measured = Mutex::new(first);
+    let measured = Mutex::new(LoadSamples::new(rt::now(), CpuReading::now(cgroup.as_ref())));
     LoadMeter::new(move || {
         let mut measured = measured.lock().unwrap_or_else(PoisonError::into_inner);
-        let passed = measured.at.elapsed();
-        if passed >= PERIOD {
+        if measured.at.elapsed() >= PERIOD {
             let reading = CpuReading::now(cgroup.as_ref());
-            let percent = reading.zip(measured.reading);
-            let percent = percent.and_then(|(now, earlier)| now.percent_since(&earlier, passed));
-            *measured = LoadSample { at: rt::now(), reading, percent: percent.unwrap_or(UNKNOWN_PERCENT) };
+            measured.take(rt::now(), reading);
         }
         measured.percent
     })
@@ -159,6 +186,24 @@ mod tests {
         assert_eq!(reading(1250, 0.25).percent_since(&earlier, second), Some(100), "the quota was lowered");
         assert_eq!(reading(1700, 0.5).percent_since(&earlier, second), Some(100), "it ran ahead of its quota");
         assert_eq!(reading(900, 0.5).percent_since(&earlier, second), None);
+    }
+
+    #[test]
+    fn a_load_that_rises_is_seen_at_once_and_one_busy_period_is_not_taken_for_one() {
+        let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
+        let reading = |used| Some(CpuReading::Cgroup { used: Duration::from_millis(used), quota: 0.5 });
+        let mut samples = LoadSamples::new(at(0), reading(0));
+        let mut used = 0;
+        // A quota of 10 ms in each 20.
+        let mut said = Vec::new();
+        for (step, more) in [2, 2, 2, 10, 2, 2, 2, 10, 10, 10, 10].into_iter().enumerate() {
+            used += more;
+            samples.take(at(20 * (step as u64 + 1)), reading(used));
+            said.push(samples.percent);
+        }
+        assert_eq!(said, [20, 20, 20, 46, 46, 46, 20, 46, 73, 100, 100]);
+        samples.take(at(300), None);
+        assert_eq!(samples.percent, UNKNOWN_PERCENT);
     }
 
     #[test]
