@@ -30,12 +30,34 @@ pub enum Action {
         /// The budget.
         bytes: u64,
     },
+    /// The process of this storage node runs and is ready.
+    StartStorage {
+        /// The storage node.
+        node: String,
+    },
+    /// The process of this storage node does not run. Its files stay.
+    StopStorage {
+        /// The storage node.
+        node: String,
+    },
+}
+
+/// What decides on an action. Each has at most one open action of a peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ScalingLoop {
+    Compute,
+    Memory,
+    Storage,
 }
 
 impl Action {
-    /// Whether the action belongs to the compute loop.
-    pub(crate) fn is_compute(&self) -> bool {
-        !matches!(self, Action::SetMemory { .. })
+    /// What decides on it.
+    pub(crate) fn scaling_loop(&self) -> ScalingLoop {
+        match self {
+            Action::SetQuota { .. } | Action::Launch { .. } | Action::Drain { .. } => ScalingLoop::Compute,
+            Action::SetMemory { .. } => ScalingLoop::Memory,
+            Action::StartStorage { .. } | Action::StopStorage { .. } => ScalingLoop::Storage,
+        }
     }
 }
 
@@ -46,6 +68,8 @@ impl fmt::Display for Action {
             Action::Launch { node } => write!(f, "launch {node}"),
             Action::Drain { node } => write!(f, "drain {node}"),
             Action::SetMemory { bytes } => write!(f, "set the memory budget to {} MiB", bytes >> 20),
+            Action::StartStorage { node } => write!(f, "start {node}"),
+            Action::StopStorage { node } => write!(f, "stop {node}"),
         }
     }
 }

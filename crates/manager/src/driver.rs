@@ -54,7 +54,8 @@ pub trait Pool {
 
     /// Executes an action, in a bounded time. It may be executed again. A launch, a drain or a quota that takes effect
     /// late must not undo a later action on the same node; a late budget is within the limits, and the manager goes on
-    /// from there.
+    /// from there. It rejects to stop a storage process at which a peer has a copy: the decision may be that of an earlier
+    /// manager.
     fn execute(&mut self, due: &DueIntent) -> Outcome;
 }
 

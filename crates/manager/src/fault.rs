@@ -34,5 +34,15 @@ base::mutants! {
         GrowInVain,
         /// A quota that was lost with its process is not set again.
         LoseQuota,
+        /// A storage process is stopped although a peer has a copy there.
+        StopHolder,
+        /// A storage process is stopped although a peer was not heard.
+        StopUnheard,
+        /// A storage process is started as soon as a copy is lost.
+        StartAtOnce,
+        /// A storage process without a copy is left running.
+        KeepIdle,
+        /// No storage process is started for a peer that lacks a copy.
+        KeepStopped,
     }
 }

@@ -1,4 +1,5 @@
-//! Scales peers by their load: the quotas of their compute nodes, the number of these nodes, and remote memory.
+//! Scales peers by their load: the quotas of their compute nodes, the number of these nodes, remote memory, and the processes
+//! that keep copies of their storage.
 //!
 //! ```
 //! use std::time::Duration;
@@ -40,6 +41,7 @@
 //! and managers that come back:
 //! * A peer stays within its limits, and a pause separates changes of opposite directions.
 //! * No launched node and no quota is left behind: a manager that starts continues the actions of its predecessor.
+//! * No storage process is stopped that has a copy, and after a loss one is started.
 //! * Nothing depends on a manager: while none runs, or after its record is lost, peers serve as they are.
 //! * Only a process that holds the record acts.
 //!
@@ -60,6 +62,7 @@ mod machine;
 mod memory;
 mod record;
 mod settings;
+mod storage;
 mod store;
 mod view;
 
@@ -69,6 +72,6 @@ pub use driver::{ManagerDriver, ManagerError, Pool, RecordStore};
 pub use event::{EVENTS_MAX, PoolEvent};
 pub use machine::Manager;
 pub use record::{ManagerRecord, NodeRecord, PeerRecord, RECORD_BYTES_MAX};
-pub use settings::{ComputePolicy, ManagerSettings, MemoryPolicy, NODES_MAX, PEERS_MAX, PeerLimits};
+pub use settings::{ComputePolicy, ManagerSettings, MemoryPolicy, NODES_MAX, PEERS_MAX, PeerLimits, StoragePolicy};
 pub use store::{LOCK_FILE, RECORD_FILE, RecordFile, is_held, read_record};
-pub use view::{MemoryView, NodeOrigin, NodeView, PeerView, PoolView};
+pub use view::{MemoryView, NodeOrigin, NodeView, PeerView, PoolView, StorageCopy, StorageNodeView, StorageView};

@@ -2,11 +2,11 @@
 //!
 //! 1. A manager starts on a [`ManagerRecord`]: it raises the incarnation, which is durable before anything else.
 //! 2. It observes the pool ([`Manager::observe`]). It compares the processes of each peer with the record, and opens at most
-//!    one [`Intent`] for compute and one for memory. In this order:
+//!    one [`Intent`] for compute and one for memory; for the pool, one for storage. In this order:
 //!    - A launched node that is not in the record, or that has fallen silent, is drained.
 //!    - A quota that a process lost in a restart is set again, and a quota outside of the limits is corrected.
 //!    - A launched node beyond the peer's limit is drained.
-//!    - Otherwise the loops decide ([`crate::compute`], [`crate::memory`]).
+//!    - Otherwise the loops decide ([`crate::compute`], [`crate::memory`], [`crate::storage`]).
 //! 3. The record with the intent is stored. Only then is the action executed ([`Manager::due`]).
 //! 4. The end of an action closes its intent ([`Manager::complete`]). A pending or ambiguous action is executed again, because
 //!    it says the state to be reached. A launch that does not end in time becomes a drain, which is repeated until it
@@ -16,7 +16,7 @@
 //! Invariants, which `tests/manager` checks under faults:
 //! * No action is executed before a durable record announces it, nor by a manager that is not the newest.
 //! * No peer has more nodes or memory, and no node a larger quota, than its limits allow.
-//! * Only nodes that a manager launched are drained. They are no candidates, so nothing here elects or deposes a primary.
+//! * Only compute nodes that a manager launched are drained. They are no candidates, so nothing here elects or deposes a primary.
 //! * Once faults end, exactly the launched nodes of the record run, and each has the quota of the record.
 //! * Without a fresh report of a peer nothing is decided for it.
 //!
@@ -26,13 +26,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::action::{Action, DueIntent, Intent, Outcome};
+use crate::action::{Action, DueIntent, Intent, Outcome, ScalingLoop};
 use crate::compute::{ComputeLoop, Decision, PeerLoad, newest_managed, nodes};
 use crate::event::{self, PoolEvent};
 use crate::fault::{Mutant, mutant};
 use crate::memory::MemoryLoop;
 use crate::record::{ManagerRecord, NodeRecord, PeerRecord};
 use crate::settings::{ManagerSettings, NODES_MAX, PEERS_MAX};
+use crate::storage::StorageLoop;
 use crate::view::{NodeOrigin, NodeView, PeerView, PoolView};
 
 /// What a manager remembers of a peer while it runs.
@@ -57,6 +58,8 @@ pub struct Manager {
     settings: ManagerSettings,
     record: ManagerRecord,
     loops: BTreeMap<String, PeerLoops>,
+    /// Of all peers, since they may share storage processes.
+    storage: StorageLoop,
     attempts: BTreeMap<u64, Attempts>,
     /// Whether the record differs from what was last stored.
     changed: bool,
@@ -66,7 +69,8 @@ impl Manager {
     /// Starts on the record of the manager before. The new record is to be stored before anything else.
     pub fn start(mut record: ManagerRecord, settings: ManagerSettings) -> Manager {
         record.incarnation = record.incarnation.saturating_add(1);
-        Manager { settings, record, loops: BTreeMap::new(), attempts: BTreeMap::new(), changed: true }
+        let (loops, storage, attempts) = (BTreeMap::new(), StorageLoop::default(), BTreeMap::new());
+        Manager { settings, record, loops, storage, attempts, changed: true }
     }
 
     /// What must be durable before the next action.
@@ -95,6 +99,20 @@ impl Manager {
         for (peer, view) in view.iter().take(PEERS_MAX) {
             self.observe_peer(peer, view, now, unix_ms);
         }
+        self.observe_storage(view, now, unix_ms);
+    }
+
+    fn observe_storage(&mut self, view: &PoolView, now: Duration, unix_ms: u64) {
+        let step = self.storage.step(view, &self.settings, now);
+        if self.record.peers.values().any(|record| record.is_open(ScalingLoop::Storage)) {
+            return;
+        }
+        let Some((peer, Decision { action: Some(action), seen, why })) = step else { return };
+        let Some(record) = self.record.peers.get_mut(&peer) else { return };
+        let done = action.to_string();
+        record.open.push(Intent { number: self.record.next_intent, action });
+        self.record.next_intent += 1;
+        self.say(&peer, seen, done, why, unix_ms);
     }
 
     fn observe_peer(&mut self, peer: &str, view: &PeerView, now: Duration, unix_ms: u64) {
@@ -116,12 +134,12 @@ impl Manager {
         });
         self.changed |= before != record.nodes;
         let mut decisions = Vec::new();
-        if !record.open.iter().any(|open| open.action.is_compute()) {
+        if !record.is_open(ScalingLoop::Compute) {
             let repair = repair(record, loops, view, &settings, now);
             decisions.extend(repair.or_else(|| loops.compute.step(view, record, &settings, now)));
         }
         if let Some(memory) = &view.memory
-            && !record.open.iter().any(|open| !open.action.is_compute())
+            && !record.is_open(ScalingLoop::Memory)
         {
             decisions.extend(loops.memory.step(memory, &settings, now));
         }
@@ -211,19 +229,20 @@ impl Manager {
                 record.nodes.remove(node);
                 "its process and its files are gone"
             }
-            Action::Launch { .. } => "it is ready",
+            Action::Launch { .. } | Action::StartStorage { .. } if failed.is_none() => "it is ready",
+            Action::StopStorage { .. } if failed.is_none() => "its process has ended",
             Action::SetQuota { node, percent } if failed.is_none() => {
                 record.nodes.entry(node.clone()).and_modify(|node| node.quota_percent = Some(*percent));
                 ""
             }
             _ => "",
         };
-        if let Some(loops) = loops {
-            match (&action, &failed) {
-                (Action::SetMemory { .. }, None) => loops.memory.changed(),
-                (Action::SetMemory { .. }, Some(_)) => loops.memory.rejected(now),
-                _ => loops.compute.changed(now),
-            }
+        match (action.scaling_loop(), loops) {
+            (ScalingLoop::Storage, _) => self.storage.changed(now),
+            (ScalingLoop::Compute, Some(loops)) => loops.compute.changed(now),
+            (ScalingLoop::Memory, Some(loops)) if failed.is_none() => loops.memory.changed(),
+            (ScalingLoop::Memory, Some(loops)) => loops.memory.rejected(now),
+            (_, None) => {}
         }
         match failed {
             Some(reason) => {
@@ -298,6 +317,7 @@ fn announce(record: &mut PeerRecord, action: &Action) {
         }
         Action::Drain { node } => record.nodes.entry(node.clone()).or_insert(managed).draining = true,
         Action::SetQuota { .. } | Action::SetMemory { .. } => {}
+        Action::StartStorage { .. } | Action::StopStorage { .. } => {}
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use crate::action::Intent;
+use crate::action::{Intent, ScalingLoop};
 use crate::event::{EVENTS_MAX, PoolEvent, TEXT_BYTES_MAX};
 use crate::settings::{NODES_MAX, PEERS_MAX};
 use crate::view::NodeOrigin;
@@ -17,7 +17,7 @@ use crate::view::NodeOrigin;
 pub const RECORD_BYTES_MAX: u64 = 1 << 20;
 const HEAD: &str = "heddle-manager 1 ";
 /// Open intents of a peer: one of each loop.
-const INTENTS_MAX: usize = 2;
+const INTENTS_MAX: usize = 3;
 
 /// What a manager knows about a compute node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -39,6 +39,13 @@ pub struct PeerRecord {
     pub nodes: BTreeMap<String, NodeRecord>,
     /// What has been begun and has not ended.
     pub open: Vec<Intent>,
+}
+
+impl PeerRecord {
+    /// Whether an action of a loop is open.
+    pub(crate) fn is_open(&self, of: ScalingLoop) -> bool {
+        self.open.iter().any(|open| open.action.scaling_loop() == of)
+    }
 }
 
 /// The durable state of a manager.

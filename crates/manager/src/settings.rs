@@ -71,6 +71,15 @@ pub struct MemoryPolicy {
     pub pause_max: Duration,
 }
 
+/// When storage processes are started and stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct StoragePolicy {
+    /// How long a peer must lack a copy before a process is started: longer than a supervisor takes to restart one.
+    pub lost_for: Duration,
+    /// How long a process must be without a copy before it is stopped.
+    pub idle_for: Duration,
+}
+
 /// Everything that an operator may set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ManagerSettings {
@@ -80,6 +89,8 @@ pub struct ManagerSettings {
     pub compute: ComputePolicy,
     /// The memory loop.
     pub memory: MemoryPolicy,
+    /// The storage loop.
+    pub storage: StoragePolicy,
     /// A report that is older does not count.
     pub fresh_for: Duration,
     /// A launched node that is silent for this long is given up, if another node of its peer is heard.
@@ -128,6 +139,7 @@ impl Default for ManagerSettings {
                 pause: s(30),
                 pause_max: s(600),
             },
+            storage: StoragePolicy { lost_for: s(3), idle_for: s(30) },
             fresh_for: s(1),
             silent_max: s(5),
             launch_max: s(30),
@@ -169,7 +181,9 @@ impl ManagerSettings {
                     .to_owned(),
             );
         }
-        if compute.quota_step_percent == 0 || memory.period.is_zero() || memory.pause.is_zero() {
+        if compute.quota_step_percent == 0
+            || [memory.period, memory.pause, self.storage.lost_for, self.storage.idle_for].iter().any(Duration::is_zero)
+        {
             return Err("steps and periods must not be 0".to_owned());
         }
         Ok(())

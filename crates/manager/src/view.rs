@@ -50,6 +50,37 @@ pub struct MemoryView {
     pub misses: u64,
 }
 
+/// What a storage node has of a peer's blocks and tables.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StorageCopy {
+    /// Nothing that counts.
+    None,
+    /// A copy that is being built.
+    Building,
+    /// A complete copy.
+    Complete,
+}
+
+/// A storage node that may have a copy of a peer's blocks and tables.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StorageNodeView {
+    /// Its name, such as `storage-2`.
+    pub name: String,
+    /// Whether its process runs, or is being restarted by its supervisor.
+    pub runs: bool,
+    /// What it has.
+    pub copy: StorageCopy,
+}
+
+/// The copies of a peer's blocks and tables, as its primary reports them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct StorageView {
+    /// How many copies the primary keeps complete.
+    pub wanted: usize,
+    /// The storage nodes of its plan.
+    pub nodes: Vec<StorageNodeView>,
+}
+
 /// A peer and the resources that serve it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PeerView {
@@ -57,6 +88,8 @@ pub struct PeerView {
     pub nodes: Vec<NodeView>,
     /// Its memory, if its primary has been heard.
     pub memory: Option<MemoryView>,
+    /// Its storage, if it has copies and its primary has been heard.
+    pub storage: Option<StorageView>,
     /// The name that a launched node would have.
     pub free_name: Option<String>,
     /// Whether the processes of this pool can have quotas.

@@ -46,8 +46,9 @@ pub struct PoolEventsArguments {
 /// Run the manager of a network of `heddle up --isolate`: scale its peers by their load
 ///
 /// A busy peer gets larger quotas for its compute nodes first (where cgroups can be made), then more compute nodes; a
-/// peer whose misses cost more than memory gets more of it. Idle peers give both back, slowly. `heddle up --elastic` runs
-/// a manager with these defaults. Nothing depends on it: when it ends, everything keeps what it has, and the next manager
+/// peer whose misses cost more than memory gets more of it. Idle peers give both back, slowly. If storage has copies, a
+/// storage node without any is stopped, and started again when a copy is lost. `heddle up --elastic` runs a manager with
+/// these defaults. Nothing depends on it: when it ends, everything keeps what it has, and the next manager
 /// continues from the record in DIR/manager. One manager runs at a time.
 ///
 /// Quotas need compute nodes that were started with one: pool.compute_cpu_percent, or `heddle up --elastic`.
@@ -79,6 +80,9 @@ pub struct PoolManageArguments {
     /// The waiting, in microseconds each second, that a MiB must save to be worth holding [default: 20]
     #[arg(long, value_name = "MICROSECONDS")]
     pub mib_price: Option<u64>,
+    /// How long a storage node must be without a copy before its process is stopped [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    pub storage_idle: Option<u64>,
     /// End when the process that started this one ends
     #[arg(long, hide = true)]
     pub bound: bool,

@@ -8,7 +8,8 @@
 //! 4. From then on restart every process that ends: at once the first time, and then after a back-off that doubles up
 //!    to [`PAUSE_MAX`]. Keep `endpoints.json` and the page of metrics and health up to date.
 //! 5. When the orderer set of a network on Raft changes ([`OrdererSet`]), start the orderers that were added and end
-//!    those that were removed. Do the same for the compute nodes that are added to peers ([`AddedNodes`]); those end in order.
+//!    those that were removed. Do the same for the compute nodes that are added to peers ([`AddedNodes`]), and for the storage
+//!    nodes that are to stop ([`StoppedStorage`]); both end in order.
 //! 6. On a signal, end the processes by role, in five steps: gateways, orderers, compute, storage, memory. Each step
 //!    has [`STOP_TIMEOUT`] to finish. A process that does not end is killed, which loses nothing that was acknowledged.
 //!    A second signal kills all processes at once.
@@ -26,6 +27,7 @@ use node::control::orderer_of;
 use node::network::orderer_set::OrdererSet;
 use node::{Endpoints, Network, Overview, Placement, PlannedProcess, ProcessPlan, ProcessRole, Ready};
 
+use super::stopped_storage::StoppedStorage;
 use crate::failure::CommandError;
 use crate::instance;
 use crate::signals::StopSignals;
@@ -78,6 +80,8 @@ pub struct IsolatedNetwork {
     orderers_modified_at: Option<SystemTime>,
     /// The same for the compute nodes that were added.
     added_modified_at: Option<SystemTime>,
+    /// The same for the storage nodes that are stopped.
+    stopped_modified_at: Option<SystemTime>,
     overview: Overview,
 }
 
@@ -106,8 +110,10 @@ struct SupervisedProcess {
     pause: Duration,
     /// When it must be restarted.
     again: Option<Instant>,
-    /// When it was removed, and asked to end; it is not restarted.
-    removed: Option<Instant>,
+    /// When it was asked to end; it is not restarted.
+    ending: Option<Instant>,
+    /// Whether it is forgotten once it has ended.
+    is_removed: bool,
 }
 
 impl IsolatedNetwork {
@@ -116,6 +122,8 @@ impl IsolatedNetwork {
         let sockets = sockets(network.path())?;
         let orderer_set = OrdererSet::modified_at(network.path());
         let added_nodes = AddedNodes::modified_at(network.path());
+        StoppedStorage::clear(network.path())?;
+        let stopped_storage = StoppedStorage::modified_at(network.path());
         let plan = network.plan(&Placement::OneHost { sockets: sockets.0.clone() })?;
         for process in &plan.processes {
             ensure_ended(process).await?;
@@ -130,6 +138,7 @@ impl IsolatedNetwork {
             plan,
             orderers_modified_at: orderer_set,
             added_modified_at: added_nodes,
+            stopped_modified_at: stopped_storage,
             overview,
         };
         for number in 0..=2 {
@@ -202,10 +211,12 @@ impl IsolatedNetwork {
     fn tend(&mut self) -> Result<(), CommandError> {
         let mut changed = self.follow_orderer_set()?;
         changed |= self.follow_added_nodes()?;
+        changed |= self.follow_stopped_storage()?;
         for process in &mut self.processes {
             let name = process.planned.name.clone();
             if let Some(status) = process.ended()? {
-                if process.removed.is_some() {
+                if process.ending.is_some() {
+                    changed = true;
                     continue;
                 }
                 if process.started.elapsed() > STABLE_AFTER {
@@ -229,11 +240,11 @@ impl IsolatedNetwork {
             }
         }
         let gone = |process: &mut SupervisedProcess| {
-            let Some(since) = process.removed else { return false };
+            let Some(since) = process.ending else { return false };
             if since.elapsed() > STOP_TIMEOUT {
                 process.kill();
             }
-            process.child.is_none()
+            process.is_removed && process.child.is_none()
         };
         for gone in self.processes.extract_if(.., gone) {
             eprintln!("{} was removed and has ended", gone.planned.name);
@@ -273,9 +284,39 @@ impl IsolatedNetwork {
         }
         for process in &mut self.processes {
             let is_known = nodes.iter().any(|node| node.name() == process.planned.name);
-            if process.planned.is_added && !is_known && process.removed.is_none() {
-                (process.removed, process.again) = (Some(Instant::now()), None);
-                process.terminate();
+            if process.planned.is_added && !is_known && process.ending.is_none() {
+                process.is_removed = true;
+                process.end();
+            }
+        }
+        Ok(true)
+    }
+
+    /// Ends storage nodes that are to stop, and starts those that are to run again.
+    fn follow_stopped_storage(&mut self) -> Result<bool, CommandError> {
+        let dir = self.network.path();
+        let written = StoppedStorage::modified_at(dir);
+        if written == self.stopped_modified_at {
+            return Ok(false);
+        }
+        self.stopped_modified_at = written;
+        let stopped = StoppedStorage::load(dir)?.nodes;
+        for process in self.processes.iter_mut().filter(|process| process.planned.role == ProcessRole::Storage) {
+            let name = &process.planned.name;
+            match (stopped.contains(name), process.ending.is_some()) {
+                (true, false) => {
+                    eprintln!("{name} has no copy and is stopped");
+                    self.overview.remove(name);
+                    process.end();
+                }
+                (false, true) => {
+                    eprintln!("{name} starts again");
+                    self.overview.set(name, Err("it is starting".to_owned()));
+                    // If it has not ended yet, it is restarted when it has.
+                    process.again = process.child.is_none().then(Instant::now);
+                    (process.ending, process.pause) = (None, Duration::ZERO);
+                }
+                _ => {}
             }
         }
         Ok(true)
@@ -375,7 +416,16 @@ impl Drop for IsolatedNetwork {
 impl SupervisedProcess {
     fn new(planned: PlannedProcess) -> SupervisedProcess {
         let (started, pause) = (Instant::now(), Duration::ZERO);
-        SupervisedProcess { planned, child: None, ready: None, started, pause, again: None, removed: None }
+        SupervisedProcess {
+            planned,
+            child: None,
+            ready: None,
+            started,
+            pause,
+            again: None,
+            ending: None,
+            is_removed: false,
+        }
     }
 
     fn spawn(&mut self) -> Result<(), CommandError> {
@@ -394,6 +444,12 @@ impl SupervisedProcess {
         self.ready = None;
         self.started = Instant::now();
         Ok(())
+    }
+
+    /// Has it end in order, and not be restarted.
+    fn end(&mut self) {
+        (self.ending, self.again) = (Some(Instant::now()), None);
+        self.terminate();
     }
 
     /// Asks it to end in order.

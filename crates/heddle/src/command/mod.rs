@@ -25,6 +25,7 @@ pub mod process;
 pub mod replay;
 pub mod show;
 pub mod status;
+mod stopped_storage;
 mod stored;
 pub mod up;
 pub mod verify;

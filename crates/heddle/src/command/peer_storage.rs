@@ -1,8 +1,9 @@
 //! `heddle peer storage`: shows or changes the copies of a peer's blocks and tables.
 //!
 //! 1. Find the folder of the primary, as `heddle peer memory` does; for `--force`, of any compute node.
-//! 2. Send the request through the socket in that folder ([`node::control`]).
-//! 3. Poll until the copy is complete, or left out. Another compute node may become the primary meanwhile; it goes on with the
+//! 2. Have the process run at which a copy is to be built, if it was stopped for want of one ([`StoppedStorage`]).
+//! 3. Send the request through the socket in that folder ([`node::control`]).
+//! 4. Poll until the copy is complete, or left out. Another compute node may become the primary meanwhile; it goes on with the
 //!    copies that it finds.
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use node::control::{ControlError, ControlRequest, StorageReport, request_storage};
 
 use super::peer::{AWAY_MAX, POLL, failure, folders, primary_folder};
+use super::stopped_storage::StoppedStorage;
 use crate::cli::peer::PeerStorageArguments;
 use crate::failure::CommandError;
 use crate::output;
@@ -43,6 +45,10 @@ pub async fn storage(arguments: &PeerStorageArguments) -> Result<(), CommandErro
 }
 
 async fn add(arguments: &PeerStorageArguments, folder: PathBuf, name: &str) -> Result<StorageReport, CommandError> {
+    // With `--node` the folder may be of another host, whose supervisor nobody here knows.
+    if arguments.asked.node.is_none() && StoppedStorage::set(&arguments.asked.directory.dir, name, false)? {
+        eprintln!("{name} was stopped, and starts");
+    }
     request_storage(&folder, &ControlRequest::AddStorageCopy { name: name.to_owned() }).await.map_err(failure)?;
     until(arguments, folder, name, "complete", "building a copy").await
 }

@@ -159,6 +159,9 @@ fn settings(arguments: &PoolManageArguments) -> Result<ManagerSettings, CommandE
     }
     let compute = &mut settings.compute;
     compute.queueing_percent = compute.queueing_percent.max(compute.cold_percent.saturating_add(1));
+    if let Some(seconds) = arguments.storage_idle {
+        settings.storage.idle_for = Duration::from_secs(seconds);
+    }
     if let Some(seconds) = arguments.calm {
         let calm = Duration::from_secs(seconds);
         (settings.compute.cold_for, settings.compute.down_pause) = (calm, calm);

@@ -1,4 +1,5 @@
-//! Two copies of each peer's blocks and tables: either storage node may be killed under load, and a copy moves.
+//! Two copies of each peer's blocks and tables: either storage node may be killed under load, a copy moves, and a manager runs
+//! no more storage nodes than there are copies.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use rustix::process::Signal;
 
 use crate::support::load::{Load, end_with_all};
 use crate::support::processes::{RESTART_TIMEOUT, back, processes, send};
-use crate::support::{Network, run, text};
+use crate::support::{Manager, Network, run, text};
 
 const CLIENTS: usize = 4;
 /// The number of writes after which a network counts as at work.
@@ -78,6 +79,65 @@ async fn either_storage_node_may_be_killed_and_a_copy_moves_under_load() {
     send(left.process, Signal::STOP);
     load.progress(SOME, "without the node that was left").await;
     send(left.process, Signal::CONT);
+    let told = load.end().await;
+    end_with_all(network, &dir, 1, &told).await;
+}
+
+/// Waits until exactly this storage node is stopped and no process of it is left.
+async fn stopped(dir: &Path, name: &str) {
+    let start = Instant::now();
+    loop {
+        let stopped = std::fs::read_to_string(dir.join("storage-stopped.json")).unwrap_or_default();
+        let runs = processes(dir).into_iter().any(|process| process.name == name);
+        if stopped.contains(&format!("[\"{name}\"]")) && !runs {
+            return;
+        }
+        let events = text(&run(&["pool", "events", "--dir", &dir.display().to_string()]));
+        assert!(
+            start.elapsed() < RESTART_TIMEOUT,
+            "{name} is to stop, stopped are {stopped}, it runs: {runs}\n{events}"
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_stops_a_storage_node_without_a_copy_and_starts_it_when_one_is_lost() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let dir = folder.path().join("network");
+    let shown = dir.display().to_string();
+    let copied = ["--orgs", "1", "--isolate", "--storage-copies", "2", "--storage-nodes", "3"];
+    let network = Network::start(&dir, &copied);
+    let ([first, second], spare) = two_complete(&dir).await;
+    let manager = Manager::start(&dir, &["--hot", "100", "--storage-idle", "1"]);
+    stopped(&dir, &spare).await;
+    let load = Load::start(&dir, 1, CLIENTS);
+    load.progress(SOME, "with two of three storage nodes").await;
+
+    let lost = storage(&dir, &first);
+    send(lost.process, Signal::STOP);
+    let start = Instant::now();
+    loop {
+        let complete: Vec<_> = copies(&dir).into_iter().filter(|(_, copy)| copy == "complete").collect();
+        if complete.len() == 2 && complete.iter().all(|(name, _)| *name != first) {
+            break;
+        }
+        assert!(start.elapsed() < RESTART_TIMEOUT, "{complete:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    load.progress(SOME, "with a copy at the node that was started").await;
+    let events = text(&run(&["pool", "events", "--dir", &shown]));
+    assert!(events.contains(&format!("start {spare}")) && events.contains("because"), "{events}");
+    // What was frozen has no copy any more, so it is to go; it hears of that when it wakes.
+    send(lost.process, Signal::CONT);
+    stopped(&dir, &first).await;
+    manager.kill();
+
+    // Without a manager an operator moves a copy there, and it runs for that.
+    let moved = run(&["peer", "storage", "org1", "--dir", &shown, "--move", &second, &first]);
+    assert!(moved.status.success() && text(&moved).contains("was stopped, and starts"), "{}", text(&moved));
+    load.progress(SOME, "after the move").await;
+    assert_eq!(load.failure(), None, "requests waited, and none failed");
     let told = load.end().await;
     end_with_all(network, &dir, 1, &told).await;
 }

@@ -2,7 +2,6 @@
 //! nothing, and the next one continues. Nothing here depends on how long that takes.
 
 use std::path::Path;
-use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use futures_util::future::join_all;
 
 use crate::support::load::{Load, connect, end_with_all};
 use crate::support::processes::send;
-use crate::support::{Network, heddle, run, text};
+use crate::support::{Manager, Network, run, text};
 use manager::{Action, ManagerRecord, NodeOrigin, PoolEvent, read_record};
 use node::control::{MemoryReport, request_node};
 use rustix::process::Signal;
@@ -44,31 +43,6 @@ async fn recorded(dir: &Path, what: &str, is_so: impl Fn(&ManagerRecord) -> bool
         let log: String = logs.iter().filter_map(|log| std::fs::read_to_string(log).ok()).collect();
         assert!(start.elapsed() < DECISION_TIMEOUT, "{what}: {record:#?}\n{log}");
         tokio::time::sleep(POLL).await;
-    }
-}
-
-/// A manager that scales at the slightest load, killed when dropped.
-struct Manager(Child);
-
-impl Manager {
-    fn start(dir: &Path, arguments: &[&str]) -> Manager {
-        let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("manager.log")).expect("a log");
-        let mut command = heddle(&["pool", "manage", "--bound", "--nodes-max", "2", "--dir"]);
-        command.arg(dir).args(arguments).stdin(Stdio::null()).stderr(log).stdout(Stdio::null());
-        Manager(command.spawn().expect("the program can be started"))
-    }
-
-    /// SIGKILL.
-    fn kill(mut self) {
-        self.0.kill().expect("it runs");
-        self.0.wait().expect("it is a child");
-    }
-}
-
-impl Drop for Manager {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 
@@ -121,7 +95,7 @@ async fn load_brings_quotas_and_nodes_and_calm_takes_them_back() {
     load.progress(SOME, "with the launched node").await;
 
     let refused = run(&["pool", "manage", "--dir", &shown]);
-    assert!(text(&refused).contains(&format!("process {}", second.0.id())), "{}", text(&refused));
+    assert!(text(&refused).contains(&format!("process {}", second.process())), "{}", text(&refused));
     let top = text(&run(&["pool", "top", "--dir", &shown]));
     assert!(top.contains("launched") && top.contains("storage-org1") && top.contains("a manager runs"), "{top}");
     let events = text(&run(&["pool", "events", "--dir", &shown]));

@@ -16,7 +16,7 @@ fn node(number: usize, busy_percent: u32, queued: u32, quota_percent: Option<u32
 fn pool(nodes: Vec<NodeView>, memory: Option<MemoryView>) -> PoolView {
     let has_quotas = nodes.iter().any(|node| node.quota_percent.is_some());
     let free_name = Some("compute-org1-9".to_owned());
-    PoolView::from([("org1".to_owned(), PeerView { nodes, memory, free_name, has_quotas })])
+    PoolView::from([("org1".to_owned(), PeerView { nodes, memory, free_name, has_quotas, storage: None })])
 }
 
 /// Shows a pool to a manager for a time, executing everything at once; returns what was done.

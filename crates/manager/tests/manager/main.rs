@@ -5,4 +5,5 @@
 mod loops;
 mod mutants;
 mod run;
+mod stored;
 mod world;

@@ -26,11 +26,17 @@ fn every_mutant_is_caught() {
         Mutant::GrowWhenFull,
         Mutant::GrowInVain,
         Mutant::LoseQuota,
+        Mutant::StopHolder,
+        Mutant::StopUnheard,
+        Mutant::StartAtOnce,
+        Mutant::KeepIdle,
+        Mutant::KeepStopped,
     ];
     let mut missed = Vec::new();
     for mutant in all {
         plant(mutant);
-        let found = (0..SEEDS).find_map(|seed| run(seed, None).0.into_iter().next().map(|wrong| (seed, wrong)));
+        let found =
+            (0..SEEDS).find_map(|seed| run(seed, None).violations.into_iter().next().map(|wrong| (seed, wrong)));
         plant(Mutant::None);
         match found {
             Some((seed, wrong)) => println!("{mutant:?}: seed {seed}: {wrong}"),

@@ -59,13 +59,27 @@ fn disturb(world: &mut World) {
         }
         world.rng = rng;
     }
+    world.storage.disturb(now, &mut world.rng);
     if world.chance(3) {
         world.faults.cut_off_until = now + Duration::from_millis(world.rng.number() % 6000);
     }
 }
 
-/// Runs a seed, and returns what was wrong. `crash_at` is the step of the manager at which it crashes once.
-pub fn run(seed: u64, crash_at: Option<u64>) -> (Vec<String>, u64, u64) {
+/// What one seed showed.
+#[derive(PartialEq, Eq, Debug)]
+pub struct SeedOutcome {
+    /// What was wrong.
+    pub violations: Vec<String>,
+    /// Steps of the manager.
+    steps: u64,
+    /// Actions that were executed.
+    executed: u64,
+    /// Storage processes that were started, and that were stopped.
+    storage: (u64, u64),
+}
+
+/// Runs a seed. `crash_at` is the step of the manager at which it crashes once.
+pub fn run(seed: u64, crash_at: Option<u64>) -> SeedOutcome {
     let world = Rc::new(RefCell::new(World::new(seed)));
     world.borrow_mut().crash_at = crash_at;
     world.borrow_mut().faults = Faults { action: 150, disk: 20, report: 100, ..Faults::default() };
@@ -109,7 +123,12 @@ pub fn run(seed: u64, crash_at: Option<u64>) -> (Vec<String>, u64, u64) {
     frozen.clear();
     calm(&world, running);
     let world = world.borrow();
-    (world.violations.clone(), world.step, world.executed)
+    SeedOutcome {
+        violations: world.violations.clone(),
+        steps: world.step,
+        executed: world.executed,
+        storage: (world.storage.started, world.storage.stopped),
+    }
 }
 
 fn calm(world: &Rc<RefCell<World>>, mut running: Option<Running>) {
@@ -117,6 +136,7 @@ fn calm(world: &Rc<RefCell<World>>, mut running: Option<Running>) {
         let mut world = world.borrow_mut();
         let world = &mut *world;
         world.faults = Faults::default();
+        world.storage.calm(&mut world.rng);
         for peer in world.peers.values_mut() {
             peer.draw_load(&mut world.rng);
             for (index, node) in peer.nodes.values_mut().enumerate() {
@@ -146,7 +166,7 @@ impl World {
     /// Everything is as the load asks.
     fn check_end(&mut self, settled: Duration) {
         let (settings, now) = (self.settings, self.now);
-        let mut wrong = Vec::new();
+        let mut wrong = self.storage.check_end(now);
         for (name, peer) in &self.peers {
             let record = &self.disk.peers[name];
             let managed = peer.nodes.iter().filter(|(_, node)| node.origin == NodeOrigin::Managed);
@@ -210,13 +230,15 @@ impl World {
 
 #[test]
 fn peers_stay_within_their_limits_and_follow_the_load() {
-    let (mut steps, mut executed) = (0, 0);
+    let (mut steps, mut executed, mut started, mut stopped) = (0, 0, 0, 0);
     let seeds = std::env::var("HEDDLE_MANAGER_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(SEEDS);
     for seed in 0..seeds {
-        let (violations, all, done) = run(seed, None);
-        assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
-        (steps, executed) = (steps + all, executed + done);
+        let outcome = run(seed, None);
+        assert!(outcome.violations.is_empty(), "seed {seed}: {:#?}", outcome.violations);
+        (steps, executed) = (steps + outcome.steps, executed + outcome.executed);
+        (started, stopped) = (started + outcome.storage.0, stopped + outcome.storage.1);
     }
+    assert!(started > seeds && stopped > seeds, "{seeds} seeds started {started} storage processes, stopped {stopped}");
     assert!(executed > 20 * seeds, "{seeds} seeds executed {executed} actions in {steps} steps");
 }
 
@@ -227,9 +249,9 @@ fn a_seed_is_the_same_when_it_runs_again() {
 
 #[test]
 fn a_manager_may_crash_at_every_step() {
-    let (_, steps, _) = run(3, None);
+    let SeedOutcome { steps, .. } = run(3, None);
     for step in (1..steps).step_by(1 + steps as usize / 400) {
-        let (violations, ..) = run(3, Some(step));
+        let SeedOutcome { violations, .. } = run(3, Some(step));
         assert!(violations.is_empty(), "crash at step {step}: {violations:#?}");
     }
 }

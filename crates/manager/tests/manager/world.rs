@@ -11,6 +11,8 @@ use manager::{
     PeerRecord, PeerView, Pool, PoolView, RecordStore,
 };
 
+use crate::stored::SimulatedStorage;
+
 /// The quota with which a process starts.
 pub const QUOTA_AT_START: u32 = 50;
 /// Nodes of a peer's plan.
@@ -27,6 +29,7 @@ pub fn settings() -> ManagerSettings {
     settings.memory.step_bytes = 64 << 20;
     (settings.compute.cold_for, settings.compute.down_pause) = (s(1), s(3));
     (settings.memory.period, settings.memory.pause, settings.memory.pause_max) = (s(1), s(4), s(8));
+    (settings.storage.lost_for, settings.storage.idle_for) = (s(2), s(4));
     (settings.silent_max, settings.launch_max, settings.drain_max) = (s(3), s(5), s(3));
     settings.retry_pause = ms(200);
     settings.check().expect("they have room");
@@ -105,6 +108,7 @@ pub struct World {
     pub rng: Prng,
     pub now: Duration,
     pub peers: BTreeMap<String, SimulatedPeer>,
+    pub storage: SimulatedStorage,
     pub disk: ManagerRecord,
     pub faults: Faults,
     /// Actions that are still on their way, with their intents' numbers.
@@ -155,6 +159,7 @@ impl World {
             settings: settings(),
             rng,
             now: Duration::ZERO,
+            storage: SimulatedStorage::new(peers.keys()),
             peers,
             disk: ManagerRecord::default(),
             faults: Faults::default(),
@@ -213,6 +218,7 @@ impl World {
             }
             peer.nodes.retain(|_, node| node.draining_until.is_none_or(|end| end > now || node.frozen_until > now));
         }
+        self.storage.advance(now);
         for (name, peer) in &self.peers {
             if peer.nodes.len() > self.settings.limits.nodes_max {
                 let what = format!("{name} has {} nodes", peer.nodes.len());
@@ -278,6 +284,12 @@ impl World {
                 }
                 return;
             }
+            Action::StartStorage { .. } | Action::StopStorage { .. } => {
+                if let Some(wrong) = self.storage.check(name, action, self.now) {
+                    self.wrong(wrong);
+                }
+                return;
+            }
         };
         let steps = self.steps.entry(name.to_owned()).or_default();
         let last = steps.last().copied();
@@ -304,7 +316,12 @@ impl World {
             }
             return Outcome::Done;
         }
-        let (Action::SetQuota { node, .. } | Action::Launch { node } | Action::Drain { node }) = &intent.action else {
+        let (Action::SetQuota { node, .. }
+        | Action::Launch { node }
+        | Action::Drain { node }
+        | Action::StartStorage { node }
+        | Action::StopStorage { node }) = &intent.action
+        else {
             unreachable!("that was the other one")
         };
         let newest = self.newest.entry(node.clone()).or_default();
@@ -321,6 +338,8 @@ impl World {
                 }
                 Outcome::Done
             }
+            Action::StartStorage { .. } => self.storage.start(node, now),
+            Action::StopStorage { .. } => self.storage.stop(node),
             Action::Launch { .. } => {
                 let starting = || SimulatedNode::new(NodeOrigin::Managed, now + STARTING);
                 let found = peer.nodes.entry(node.clone()).or_insert_with(starting);
@@ -459,13 +478,17 @@ impl Pool for Process {
             };
             let free = (2..=64).map(|number| node_name(name, number)).find(|name| !peer.nodes.contains_key(name));
             let memory = (cut_off <= now).then_some(memory);
-            view.insert(name.clone(), PeerView { nodes, memory, free_name: free, has_quotas: peer.has_quotas });
+            let storage = (cut_off <= now && world.storage.is_heard(name, now)).then(|| world.storage.view(name, now));
+            let has_quotas = peer.has_quotas;
+            view.insert(name.clone(), PeerView { nodes, memory, storage, free_name: free, has_quotas });
         }
         let silent_max = world.settings.silent_max;
         let silent = ages.iter().filter(|(_, age)| age.is_none_or(|age| age >= silent_max));
         let silent: Vec<String> = silent.map(|(name, _)| name.clone()).collect();
         world.silent.extend(silent.into_iter().map(|name| (name, now)));
         world.ages = ages;
+        let settings = world.settings;
+        world.storage.shown(&view, now, &settings);
         view
     }
 

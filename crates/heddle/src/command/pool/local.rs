@@ -4,6 +4,8 @@
 //!   that the process has made for itself, version 1 or 2.
 //! * A node is launched by making its files and entering it among the added nodes ([`AddedNodes`]): the supervisor starts
 //!   it, restarts it, and ends it when it is struck out. A file in its folder says that a manager launched it.
+//! * Storage is that of the primary's report. A storage node stops when it is entered among the stopped ones
+//!   ([`StoppedStorage`]), and runs again when it is struck out; the supervisor follows that too.
 //! * Memory is that of the primary's report. The reads of storage are added up from the metrics of all nodes of the peer.
 //!
 //! Nothing here is done by the manager's process alone: processes and memory stay when it ends.
@@ -15,19 +17,26 @@ use std::time::{Duration, Instant};
 use base::durable::{self, FileAccess};
 use cgroup::CpuGroup;
 use futures_util::future::join_all;
-use manager::{Action, DueIntent, MemoryView, NODES_MAX, NodeOrigin, NodeView, Outcome, PeerView, Pool, PoolView};
+use manager::{
+    Action, DueIntent, MemoryView, NODES_MAX, NodeOrigin, NodeView, Outcome, PeerView, Pool, PoolView, StorageCopy,
+    StorageNodeView, StorageView,
+};
 use node::added_nodes::AddedNodes;
-use node::control::{ComputeReport, ControlError, ControlRequest, request_memory, request_node};
+use node::control::{
+    ComputeReport, ControlError, ControlRequest, StorageReport, request_memory, request_node, request_storage,
+};
 use node::{Endpoints, ProcessRole, Ready};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::runtime::Handle;
 
+use crate::command::stopped_storage::StoppedStorage;
+use crate::failure::CommandError;
 use crate::{instance, page};
 
 /// Time limit for a node's answer: a node that takes longer is not heard this time.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
-/// How often the memory of a peer is asked for.
-const MEMORY_PERIOD: Duration = Duration::from_secs(1);
+/// How often a primary is asked for its peer's memory and storage.
+const REPORT_PERIOD: Duration = Duration::from_secs(1);
 /// In the folder of a node that a manager launched.
 const MARK: &str = "managed";
 /// The counter of reads that remote memory could not answer.
@@ -50,6 +59,8 @@ pub struct LocalPool {
     /// The supervisor that was last seen, and the nodes of its plan.
     planned: (u32, BTreeSet<String>),
     memory: BTreeMap<String, (Instant, MemoryView)>,
+    /// `None`: the primary's storage has no copies, or it did not answer.
+    storage: BTreeMap<String, (Instant, Option<StorageReport>)>,
 }
 
 /// An organisation's peer.
@@ -85,7 +96,7 @@ impl LocalPeer {
 impl LocalPool {
     /// The pool of the network in a directory, whether it runs or not.
     pub fn new(dir: &Path, runtime: Handle) -> LocalPool {
-        let (heard, memory) = (BTreeMap::new(), BTreeMap::new());
+        let (heard, memory, storage) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         LocalPool {
             dir: dir.to_owned(),
             runtime,
@@ -93,6 +104,7 @@ impl LocalPool {
             heard,
             planned: Default::default(),
             memory,
+            storage,
         }
     }
 
@@ -122,8 +134,10 @@ impl LocalPool {
             let of_peer: Vec<&String> = names.iter().filter(|name| peer.number(name).is_some()).collect();
             let nodes: Vec<NodeView> = of_peer.iter().map(|name| self.node(name, &added)).collect();
             let memory = self.memory(peer, &nodes).await;
+            let storage = self.storage(peer, &nodes).await;
             let free = (2..=NODES_MAX).map(|number| peer.node(number)).find(|name| !self.folder(name).exists());
-            view.insert(peer.key(), PeerView { nodes, memory, free_name: free, has_quotas: self.has_quotas });
+            let has_quotas = self.has_quotas;
+            view.insert(peer.key(), PeerView { nodes, memory, storage, free_name: free, has_quotas });
         }
         view
     }
@@ -160,16 +174,15 @@ impl LocalPool {
         }
     }
 
-    /// The memory of a peer, at most as old as [`MEMORY_PERIOD`]; `None` while no primary answers.
+    /// The memory of a peer, at most as old as [`REPORT_PERIOD`]; `None` while no primary answers.
     async fn memory(&mut self, peer: &LocalPeer, nodes: &[NodeView]) -> Option<MemoryView> {
         if let Some((at, memory)) = self.memory.get(&peer.key())
-            && at.elapsed() < MEMORY_PERIOD
+            && at.elapsed() < REPORT_PERIOD
         {
             return Some(*memory);
         }
         let fresh = |node: &&NodeView| node.heard.is_some_and(|age| age < ANSWER_MAX);
-        let primary = nodes.iter().filter(fresh).find(|node| node.role == "primary" || node.role == "single")?;
-        let (folder, request) = (self.folder(&primary.name), ControlRequest::Memory {});
+        let (folder, request) = (self.folder(&primary(nodes)?.name), ControlRequest::Memory {});
         let report = tokio::time::timeout(ANSWER_MAX, request_memory(&folder, &request)).await.ok()?.ok()?;
         let pages = nodes.iter().filter(fresh).filter_map(|node| Ready::load(&self.folder(&node.name)));
         let pages: Vec<_> = pages.map(|ready| ready.metrics).collect();
@@ -189,6 +202,62 @@ impl LocalPool {
         };
         self.memory.insert(peer.key(), (Instant::now(), memory));
         Some(memory)
+    }
+
+    /// The copies of a peer, at most as old as [`REPORT_PERIOD`]; `None` while no primary answers that has copies.
+    async fn storage(&mut self, peer: &LocalPeer, nodes: &[NodeView]) -> Option<StorageView> {
+        let stopped = StoppedStorage::load(&self.dir).ok()?.nodes;
+        let key = peer.key();
+        if self.storage.get(&key).is_none_or(|(at, _)| at.elapsed() >= REPORT_PERIOD) {
+            let report = match primary(nodes) {
+                Some(primary) => copies(&self.folder(&primary.name)).await,
+                None => None,
+            };
+            self.storage.insert(key.clone(), (Instant::now(), report));
+        }
+        let report = self.storage[&key].1.as_ref()?;
+        let nodes = report.nodes.iter().map(|node| StorageNodeView {
+            name: node.name.clone(),
+            runs: !stopped.contains(&node.name),
+            copy: match node.copy.as_str() {
+                "complete" => StorageCopy::Complete,
+                "none" => StorageCopy::None,
+                _ => StorageCopy::Building,
+            },
+        });
+        Some(StorageView { wanted: report.wanted, nodes: nodes.collect() })
+    }
+
+    fn start_storage(&self, node: &str) -> Result<Outcome, String> {
+        StoppedStorage::set(&self.dir, node, false).map_err(text)?;
+        let is_ready = self.process(node).is_some();
+        Ok(if is_ready { Outcome::Done } else { Outcome::Pending })
+    }
+
+    /// Stops a storage node, unless a peer has a copy there by now: the decision may be that of an earlier manager.
+    fn stop_storage(&self, node: &str) -> Result<Outcome, String> {
+        let stopped = StoppedStorage::load(&self.dir).map_err(text)?;
+        if stopped.nodes.contains(node) {
+            return Ok(if self.process(node).is_none() { Outcome::Done } else { Outcome::Pending });
+        }
+        let endpoints = Endpoints::load(&self.dir).map_err(|error| error.to_string())?;
+        for peer in endpoints.gateways.iter().map(|gateway| LocalPeer::new(&gateway.name)) {
+            let own = self.heard.iter().filter(|(name, _)| peer.number(name).is_some());
+            let mut primaries = own.filter(|(_, heard)| is_primary(&heard.report.role));
+            let folder = primaries.next().map(|(name, _)| self.folder(name));
+            let report = folder.and_then(|folder| self.runtime.block_on(copies(&folder)));
+            match report.map(|report| report.copy(node).to_owned()) {
+                Some(copy) if copy == "none" => {}
+                Some(copy) => {
+                    return Ok(Outcome::Rejected(format!("{} has a {copy} copy at {node}", peer.organization)));
+                }
+                None => {
+                    return Ok(Outcome::Rejected(format!("{} does not say where its copies are", peer.organization)));
+                }
+            }
+        }
+        StoppedStorage::set(&self.dir, node, true).map_err(text)?;
+        Ok(Outcome::Pending)
     }
 
     /// The process of a node, if it runs.
@@ -253,9 +322,8 @@ impl LocalPool {
     /// Has the primary set another budget.
     fn set_memory(&mut self, peer: &LocalPeer, bytes: u64) -> Outcome {
         self.memory.remove(&peer.key());
-        let primary = self.heard.iter().find(|(name, heard)| {
-            peer.number(name).is_some() && ["primary", "single"].contains(&heard.report.role.as_str())
-        });
+        let primary =
+            self.heard.iter().find(|(name, heard)| peer.number(name).is_some() && is_primary(&heard.report.role));
         let Some((name, _)) = primary else { return Outcome::Ambiguous("the peer has no primary".to_owned()) };
         let folder = self.folder(name);
         match self.runtime.block_on(request_memory(&folder, &ControlRequest::SetMemory { bytes })) {
@@ -279,9 +347,27 @@ impl Pool for LocalPool {
             Action::Launch { node } => self.launch(&peer, node),
             Action::Drain { node } => self.drain(node, due.force),
             Action::SetMemory { bytes } => Ok(self.set_memory(&peer, *bytes)),
+            Action::StartStorage { node } => self.start_storage(node),
+            Action::StopStorage { node } => self.stop_storage(node),
         };
         done.unwrap_or_else(Outcome::Ambiguous)
     }
+}
+
+/// A node's own word that it commits for its peer.
+fn is_primary(role: &str) -> bool {
+    role == "primary" || role == "single"
+}
+
+/// The node of a peer that said so just now.
+fn primary(nodes: &[NodeView]) -> Option<&NodeView> {
+    nodes.iter().find(|node| is_primary(&node.role) && node.heard.is_some_and(|age| age < ANSWER_MAX))
+}
+
+/// Where the copies are, as the primary in a folder says.
+async fn copies(folder: &Path) -> Option<StorageReport> {
+    let asked = tokio::time::timeout(ANSWER_MAX, request_storage(folder, &ControlRequest::Storage {})).await;
+    asked.ok()?.ok()
 }
 
 /// Whether this user can limit the processor time of processes.
@@ -306,6 +392,10 @@ fn remove_group(node: &str, folder: &Path) {
     if let Ok(group) = CpuGroup::make(&format!("heddle-{node}-{:x}", found.ino())) {
         group.remove();
     }
+}
+
+fn text(failure: CommandError) -> String {
+    failure.message().unwrap_or_default().to_owned()
 }
 
 fn percent(processors: f64) -> u32 {

@@ -47,6 +47,36 @@ pub async fn patiently<T>(ask: impl AsyncFn() -> Result<T, GrpcStatus>) -> Resul
     }
 }
 
+/// A manager in a process of its own, killed when dropped.
+pub struct Manager(Child);
+
+impl Manager {
+    /// Starts `heddle pool manage` with these arguments, for peers of at most two compute nodes.
+    pub fn start(dir: &Path, arguments: &[&str]) -> Manager {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("manager.log")).expect("a log");
+        let mut command = heddle(&["pool", "manage", "--bound", "--nodes-max", "2", "--dir"]);
+        command.arg(dir).args(arguments).stdin(Stdio::null()).stderr(log).stdout(Stdio::null());
+        Manager(command.spawn().expect("the program can be started"))
+    }
+
+    pub fn process(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// SIGKILL.
+    pub fn kill(mut self) {
+        self.0.kill().expect("it runs");
+        self.0.wait().expect("it is a child");
+    }
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A network in a process of its own, killed when dropped.
 pub struct Network {
     child: Child,
