@@ -250,21 +250,21 @@ fn root() -> PathBuf {
 }
 
 /// Number of fixed simulation seeds that every change must pass.
-const SEEDS_FIXED: u64 = 600;
+const SEEDS_FIXED: u64 = 500;
 
 /// Every eighth fixed seed runs twice, to check that a seed decides everything. Code that breaks this rule does so under most
 /// seeds, so a share of them is enough. `cargo xtask sim` repeats every seed.
 const SEEDS_TWICE_EVERY: u64 = 8;
 
 /// Number of fixed seeds of the disaggregated state alone, whose runs are much shorter.
-const STATE_SEEDS_FIXED: u64 = 2500;
+const STATE_SEEDS_FIXED: u64 = 1000;
 
 /// Tests of one program that run at a time: more than a small machine has processors, because tests of processes mostly
 /// wait, for leases to end and for runs of a fixed length.
 const TEST_THREADS: &str = "4";
 
 /// Fixed seeds of consensus alone, in addition to those that its tests run.
-const CONSENSUS_SEEDS_FIXED: &str = "300..2500";
+const CONSENSUS_SEEDS_FIXED: &str = "300..1000";
 
 /// Simulation seeds of a nightly run.
 const SEEDS_NIGHTLY: u64 = 10_000;
