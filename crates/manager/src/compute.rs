@@ -5,8 +5,9 @@
 //! 2. The peer is **hot** if its utilisation is high, or if it is moderate and work queues. It is **cold** if its
 //!    utilisation is low and nothing queues. Between the two nothing happens.
 //! 3. A peer that has been hot for a while grows by one step: the busiest node gets a larger quota; if all nodes have the
-//!    largest quota, another node is launched (section 6.2: more cores within a node first). If many proposals wait, the
-//!    first step is taken at once: a queue grows only while more comes in than is done, so it will not go by itself.
+//!    largest quota, another node is launched (section 6.2: more cores within a node first). If proposals wait, a larger quota
+//!    is given at once, since it costs little; if many wait, a node is launched at once too. A queue grows only while more
+//!    comes in than is done, so it will not go by itself.
 //! 4. A peer that has been cold for a while shrinks by one step, if the rest would carry the present load at a utilisation
 //!    well below hot: a launched node is drained, or else a quota is lowered.
 //! 5. After a step the loop waits for its effect; it waits longer before it shrinks.
@@ -140,7 +141,7 @@ impl ComputeLoop {
             let paused = now.saturating_sub(self.changed) < pause && !mutant(Mutant::NoCooldown);
             since.is_some_and(|since| now.saturating_sub(since) >= long) && !paused
         };
-        let is_swamped = load.queue >= policy.queue_swamped;
+        let is_swamped = load.queue >= policy.queue_swamped || queues && smaller(view, record, settings).is_some();
         let hot_for = if is_swamped { Duration::ZERO } else { policy.hot_for };
         if is_due(self.hot_since, hot_for, policy.up_pause) {
             let why = match percent >= policy.hot_percent {
@@ -166,17 +167,11 @@ impl ComputeLoop {
     ) -> Option<Decision> {
         let limits = &settings.limits;
         let decided = |action| Some(Decision { action, seen: load.seen(), why });
-        let quota_max = if mutant(Mutant::RaiseBeyondLimit) { u32::MAX } else { limits.quota_max_percent };
-        let smaller = serving(view, record, settings)
-            .filter(|node| view.has_quotas && node.origin != NodeOrigin::Added)
-            .filter_map(|node| Some((node.busy_percent, node, node.quota_percent?)))
-            .filter(|(.., quota)| *quota < quota_max)
-            .max_by_key(|(busy, node, _)| (*busy, std::cmp::Reverse(&node.name)));
         let nodes_max = if mutant(Mutant::LaunchBeyondLimit) { usize::MAX } else { limits.nodes_max };
         let free = view.free_name.as_ref().filter(|_| nodes(view, record) < nodes_max);
-        match (smaller, free) {
-            (Some((_, node, quota)), free) if !(mutant(Mutant::NodesFirst) && free.is_some()) => {
-                let percent = quota.saturating_add(settings.compute.quota_step_percent).min(quota_max);
+        match (smaller(view, record, settings), free) {
+            (Some((node, quota)), free) if !(mutant(Mutant::NodesFirst) && free.is_some()) => {
+                let percent = quota.saturating_add(settings.compute.quota_step_percent).min(quota_max(settings));
                 decided(Some(Action::SetQuota { node: node.name.clone(), percent }))
             }
             (_, Some(name)) => decided(Some(Action::Launch { node: name.clone() })),
@@ -188,6 +183,19 @@ impl ComputeLoop {
             }
         }
     }
+}
+
+fn quota_max(settings: &ManagerSettings) -> u32 {
+    if mutant(Mutant::RaiseBeyondLimit) { u32::MAX } else { settings.limits.quota_max_percent }
+}
+
+/// The busiest node that may have a larger quota, and the quota that it has.
+fn smaller<'a>(view: &'a PeerView, record: &'a PeerRecord, settings: &ManagerSettings) -> Option<(&'a NodeView, u32)> {
+    serving(view, record, settings)
+        .filter(|node| view.has_quotas && node.origin != NodeOrigin::Added)
+        .filter_map(|node| Some((node, node.quota_percent?)))
+        .filter(|(_, quota)| *quota < quota_max(settings))
+        .max_by_key(|(node, _)| (node.busy_percent, std::cmp::Reverse(&node.name)))
 }
 
 /// Compute nodes of a peer that run or are launched.

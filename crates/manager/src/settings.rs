@@ -29,7 +29,8 @@ pub struct ComputePolicy {
     /// From this many queued proposals and work items a node on, a peer is hot at a lower utilisation too:
     /// [`ComputePolicy::queueing_percent`].
     pub queue_hot: u32,
-    /// From this many queued a node on, a hot peer grows at once, without being watched for [`ComputePolicy::hot_for`].
+    /// From this many queued a node on, a hot peer grows at once, without being watched for [`ComputePolicy::hot_for`]. A larger
+    /// quota, which costs less than a node, is given at once from `queue_hot` on.
     pub queue_swamped: u32,
     /// Above this many a peer is never cold.
     pub queue_cold: u32,

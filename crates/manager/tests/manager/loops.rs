@@ -47,7 +47,7 @@ fn a_queue_counts_only_if_processors_work() {
 #[test]
 fn a_long_queue_is_answered_at_once() {
     let settings = ManagerSettings::default();
-    for (queued, grows) in [(settings.compute.queue_swamped, true), (settings.compute.queue_swamped - 1, false)] {
+    for (queued, grows) in [(settings.compute.queue_hot, true), (settings.compute.queue_hot - 1, false)] {
         let mut manager = Manager::start(ManagerRecord::default(), settings);
         let calm = pool(vec![node(1, 50, 0, Some(50))], None);
         assert_eq!(shown(&mut manager, &calm, 0..1000), []);
@@ -55,6 +55,14 @@ fn a_long_queue_is_answered_at_once() {
         let raised = Action::SetQuota { node: "compute-org1".to_owned(), percent: 100 };
         let done = shown(&mut manager, &swamped, 1000..1100);
         assert_eq!(done.contains(&raised), grows, "{queued} queued: {done:?}");
+    }
+    // A node costs more than a quota: for fewer in the queue the peer is watched first.
+    for (queued, grows) in [(settings.compute.queue_swamped, true), (settings.compute.queue_swamped - 1, false)] {
+        let mut manager = Manager::start(ManagerRecord::default(), settings);
+        assert_eq!(shown(&mut manager, &pool(vec![node(1, 50, 0, Some(100))], None), 0..1000), []);
+        let done = shown(&mut manager, &pool(vec![node(1, 100, queued, Some(100))], None), 1000..1100);
+        let launched = Action::Launch { node: "compute-org1-9".to_owned() };
+        assert_eq!(done.contains(&launched), grows, "{queued} queued: {done:?}");
     }
 }
 
