@@ -8,6 +8,9 @@
 //!    proposal is expected to take a time in proportion to `(q + 1) / (100 - b)`. The gateway adds to `q` what it has
 //!    sent to the node since the report, less what was answered, and `q` is at least what it has outstanding itself. So
 //!    a node that reports less load than it has gets only as much as it answers. Nodes that are equal take turns.
+//!    A node that was just learned of is asked with restraint for [`SLOW_START`]: at its first report nothing waits there, so
+//!    it would get all proposals at once, and while it takes them on it would be late to acknowledge blocks, which every
+//!    commit waits for.
 //! 3. A report counts for [`REPORT_AGE_MAX`]. A node without one counts as half busy with what this gateway has
 //!    outstanding there. Once some nodes have reports that count, the others come after them: they are likely to be gone,
 //!    suspended or cut off. A node that drains comes last.
@@ -47,6 +50,11 @@ const COOL_DOWN: Duration = Duration::from_millis(100);
 pub const REPORT_PERIOD: Duration = Duration::from_millis(50);
 /// How old a report may be. A follower reports every ten milliseconds, and its lease ends after fifty.
 pub const REPORT_AGE_MAX: Duration = Duration::from_millis(300);
+/// How long a node that was just learned of is asked with restraint.
+const SLOW_START: Duration = Duration::from_millis(500);
+/// By how much longer than reported a proposal is taken to need at a node that was learned of this moment. The factor falls
+/// to 1 within [`SLOW_START`].
+const SLOW_START_FACTOR: u64 = 8;
 /// The nodes of a peer that a gateway knows at a time.
 const NODES_MAX: usize = 2 * replica::NODES_MAX;
 /// The load of a node that has not reported it.
@@ -63,8 +71,8 @@ pub struct BalancedEndorser {
 struct BalancedNode {
     /// Where it answers; empty if it runs in this process.
     address: String,
-    /// Whether it was learned from a report, and is forgotten when there is none.
-    is_learned: bool,
+    /// When it was learned of from a report, if it was; it is forgotten when there is none.
+    learned: Option<Instant>,
     endorse: Arc<dyn Endorse>,
     outstanding: AtomicUsize,
     /// Nanoseconds of this process's clock.
@@ -137,10 +145,10 @@ impl Drop for OutstandingProposal<'_> {
 }
 
 impl BalancedNode {
-    fn new(address: &str, is_learned: bool, endorse: Arc<dyn Endorse>) -> Arc<BalancedNode> {
+    fn new(address: &str, learned: Option<Instant>, endorse: Arc<dyn Endorse>) -> Arc<BalancedNode> {
         Arc::new(BalancedNode {
             address: address.to_owned(),
-            is_learned,
+            learned,
             endorse,
             outstanding: AtomicUsize::new(0),
             cools_down_until: AtomicU64::new(0),
@@ -182,8 +190,16 @@ impl BalancedNode {
             cools_down: self.cools_down_until.load(Ordering::Relaxed) > now.nanos(),
             is_unreported: reported.is_none(),
             // Fractions count: between idle nodes too the less busy one is chosen.
-            expected: (queued + 1) * 10_000 / (100 - percent.min(100)).max(IDLE_PERCENT_MIN),
+            expected: (queued + 1) * 10_000 / (100 - percent.min(100)).max(IDLE_PERCENT_MIN) * self.restraint(now)
+                / 100,
         }
+    }
+
+    /// By how much less than other nodes it is asked, in percent: 100 is not at all.
+    fn restraint(&self, now: Instant) -> u64 {
+        let known = self.learned.map_or(SLOW_START, |learned| now.since(learned.min(now)));
+        let left = SLOW_START.saturating_sub(known).as_millis() as u64;
+        100 + 100 * (SLOW_START_FACTOR - 1) * left / SLOW_START.as_millis() as u64
     }
 }
 
@@ -202,7 +218,7 @@ impl BalancedEndorser {
     /// If there is no node.
     pub fn at(nodes: Vec<(String, Arc<dyn Endorse>)>) -> BalancedEndorser {
         assert!(!nodes.is_empty(), "a peer has a compute node");
-        let nodes = nodes.into_iter().map(|(address, endorse)| BalancedNode::new(&address, false, endorse));
+        let nodes = nodes.into_iter().map(|(address, endorse)| BalancedNode::new(&address, None, endorse));
         BalancedEndorser { nodes: RwLock::new(Arc::new(nodes.collect())), turn: AtomicUsize::new(0) }
     }
 
@@ -218,7 +234,7 @@ impl BalancedEndorser {
         }
         let is_unknown = |report: &&NodeReport| known.iter().all(|node| node.address != report.address);
         let new: Vec<&NodeReport> = reports.iter().filter(is_unknown).collect();
-        let is_gone = |node: &Arc<BalancedNode>| node.is_learned && report_of(node, reports).is_none();
+        let is_gone = |node: &Arc<BalancedNode>| node.learned.is_some() && report_of(node, reports).is_none();
         if new.is_empty() && !known.iter().any(is_gone) {
             return;
         }
@@ -228,7 +244,7 @@ impl BalancedEndorser {
                 continue;
             }
             NodesLearned.add(1);
-            let node = BalancedNode::new(&report.address, true, connect(&report.address));
+            let node = BalancedNode::new(&report.address, Some(now), connect(&report.address));
             node.learn(report, now);
             nodes.push(node);
         }
@@ -549,6 +565,7 @@ mod tests {
             learn(&balanced, &nodes, &[report(0, 10, 0), report(1, 20, 0), report(2, 50, 3)]);
             ask(&balanced, 10).await;
             assert_eq!(runs(&nodes), [10, 10, 0, 0]);
+            rt::sleep(SLOW_START).await;
             learn(&balanced, &nodes, &[report(0, 10, 9), report(1, 20, 9), report(2, 50, 3)]);
             ask(&balanced, 10).await;
             assert_eq!(runs(&nodes), [10, 10, 10, 0], "one that the gateway was not configured with");
@@ -560,6 +577,35 @@ mod tests {
             ask(&balanced, 10).await;
             let runs = runs(&nodes);
             assert_eq!((runs[0] + runs[1], runs[2], runs[3]), (40, 10, 0), "a node that drains gets nothing");
+        });
+    }
+
+    #[test]
+    fn a_node_that_was_just_learned_of_is_not_asked_for_everything() {
+        simulate_reported(|nodes, balanced| async move {
+            // Of 18 proposals that nobody answers: how many the new node gets beside two busy ones.
+            let sent = async |nodes: &[Arc<Scripted>]| {
+                let before = nodes[2].runs();
+                let mut held = Vec::new();
+                for node in nodes {
+                    held.push(node.held.acquire_many(1 << 10).await);
+                }
+                for _ in 0..18 {
+                    let balanced = balanced.clone();
+                    drop(rt::spawn(async move { balanced.evaluate(Bytes::new()).await }));
+                    rt::sleep(Duration::from_millis(1)).await;
+                }
+                drop(held);
+                rt::sleep(Duration::from_millis(1)).await;
+                nodes[2].runs() - before
+            };
+            let reports = [report(0, 80, 9), report(1, 80, 9), report(2, 0, 0)];
+            learn(&balanced, &nodes, &reports);
+            let first = sent(&nodes).await;
+            rt::sleep(SLOW_START).await;
+            learn(&balanced, &nodes, &reports);
+            let later = sent(&nodes).await;
+            assert!((1..12).contains(&first) && later == 18, "{first}, then {later}");
         });
     }
 
