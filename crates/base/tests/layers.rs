@@ -24,6 +24,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("pool", 2),
     ("storage", 1),
     ("storage_copies", 2),
+    ("page_coherence", 2),
     ("sift", 3),
     ("raft", 3),
     ("farmem", 3),

@@ -27,6 +27,7 @@ const EXEMPT: &[&str] = &["CHANGELOG.md", "docs/moved.md", "crates/base/tests/wo
 const ASSOCIATED: &[&str] = &[
     "crates/sift/tests/sift/model.rs",
     "crates/sift/tests/sift/model/shards.rs",
+    "crates/page_coherence/tests/coherence/model.rs",
     "crates/proto/proto/orderer/configuration.proto",
 ];
 

@@ -1,0 +1,496 @@
+//! The caller's side: its resident pages are a cache of pool memory. The protocol is at the head of the crate.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::error::CoherenceError;
+use crate::fault::{Mutant, mutant};
+use crate::loss::Loss;
+use crate::message::{CallOutcome, Payload, ToCaller, ToExecutor};
+use crate::mode::{CoherenceMode, CoherenceSettings, Favour, next_pause};
+use crate::output::{CallerOutput, Output};
+use crate::page::{Access, CallId, PAGE_BYTES, PAGE_NUMBERS, PageBytes, PageNumber, Right};
+use crate::page_list::{PageList, RUNS_MAX};
+use crate::run_map::RunMap;
+
+/// Most pages that one [`CallerSide::syncmem`] sends before it returns.
+pub const SYNC_PAGES_MAX: usize = 1024;
+
+/// A fault that the executor has to serve.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Wait {
+    access: Access,
+    /// The last pause of this fault; zero if it has lost no tie yet.
+    pause: Duration,
+    /// When to ask again, after a lost tie; `None` while the request is on its way.
+    retry_at: Option<Duration>,
+}
+
+/// The state of the caller's side. Times are since any fixed moment.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct CallerSide {
+    settings: CoherenceSettings,
+    /// The mode of the open calls.
+    mode: Option<CoherenceMode>,
+    /// The open calls. Each has a blocked thread.
+    calls: BTreeMap<CallId, CoherenceMode>,
+    /// The resident pages.
+    rights: RunMap<Right>,
+    /// Pages that were written since they were last sent home: those that are mapped writable.
+    dirty: RunMap<()>,
+    /// Dirty pages with a twin.
+    twins: RunMap<()>,
+    /// Copies that are older than pool memory.
+    stale: RunMap<()>,
+    /// Faults that the executor has to serve: at most one for each thread.
+    waits: BTreeMap<PageNumber, Wait>,
+}
+
+impl CallerSide {
+    /// A caller without resident pages.
+    pub fn new(settings: CoherenceSettings) -> CallerSide {
+        CallerSide {
+            settings,
+            mode: None,
+            calls: BTreeMap::new(),
+            rights: RunMap::default(),
+            dirty: RunMap::default(),
+            twins: RunMap::default(),
+            stale: RunMap::default(),
+            waits: BTreeMap::new(),
+        }
+    }
+
+    /// What the caller may do with a page without asking.
+    pub fn right(&self, page: PageNumber) -> Right {
+        self.rights.get(page).unwrap_or(Right::None)
+    }
+
+    /// Whether the page was written since it was last sent home.
+    pub fn is_dirty(&self, page: PageNumber) -> bool {
+        self.dirty.contains(page)
+    }
+
+    /// Whether a fault on the page waits for the executor.
+    pub fn is_waiting(&self, page: PageNumber) -> bool {
+        self.waits.contains_key(&page)
+    }
+
+    /// The resident pages, with the rights to them.
+    pub fn resident(&self) -> &RunMap<Right> {
+        &self.rights
+    }
+
+    /// The open calls.
+    pub fn open_calls(&self) -> impl Iterator<Item = CallId> + '_ {
+        self.calls.keys().copied()
+    }
+
+    /// Sends a call.
+    ///
+    /// # Errors
+    /// Nothing was sent: calls of another mode run, too many are open, the number is in use, or the resident pages are too
+    /// fragmented.
+    pub fn call(
+        &mut self,
+        call: CallId,
+        mode: CoherenceMode,
+        out: &mut Vec<CallerOutput>,
+    ) -> Result<(), CoherenceError> {
+        if self.mode.is_some_and(|running| running != mode) {
+            return Err(CoherenceError::OtherMode);
+        }
+        let open_max = self.settings.contexts_max + self.settings.queued_max;
+        if self.calls.len() >= open_max {
+            return Err(CoherenceError::TooManyCalls(open_max));
+        }
+        if self.calls.contains_key(&call) {
+            return Err(CoherenceError::WrongCall(call));
+        }
+        let mut listed = self.rights.clone();
+        let outstanding = self.waits.iter().filter(|(_, wait)| wait.retry_at.is_none());
+        for (page, wait) in outstanding.filter(|_| !mutant(Mutant::OmitOutstanding)) {
+            listed.set(*page, wait.access.right());
+        }
+        let resident = PageList::of_rights(&listed).ok_or(CoherenceError::TooFragmented(RUNS_MAX))?;
+        if mode == CoherenceMode::WeakOrdering {
+            // A call that joins others finds pages that both sides may write.
+            let shared: Vec<PageNumber> = self.twins.pages().collect();
+            for page in shared {
+                self.send_home(page, Right::Write, out);
+            }
+        }
+        self.mode = Some(mode);
+        self.calls.insert(call, mode);
+        out.push(Output::Send(ToExecutor::Call { call, mode, resident }));
+        Ok(())
+    }
+
+    /// Asks the executor to remove a call that has not started yet. The answer is [`Output::Finished`] with
+    /// [`CallOutcome::Cancelled`], or [`Output::CancelDeclined`].
+    ///
+    /// # Errors
+    /// The call is not open.
+    pub fn try_cancel(&mut self, call: CallId, out: &mut Vec<CallerOutput>) -> Result<(), CoherenceError> {
+        match self.calls.contains_key(&call) {
+            true => {
+                out.push(Output::Send(ToExecutor::Cancel(call)));
+                Ok(())
+            }
+            false => Err(CoherenceError::WrongCall(call)),
+        }
+    }
+
+    /// A thread faulted on a page. It waits for [`Output::Wake`], and then tries again.
+    pub fn fault(&mut self, page: PageNumber, access: Access, out: &mut Vec<CallerOutput>) {
+        if !self.waits.contains_key(&page) {
+            self.resolve(page, access, Duration::ZERO, out);
+        }
+    }
+
+    /// Resolves a fault, here or by a request.
+    fn resolve(&mut self, page: PageNumber, access: Access, pause: Duration, out: &mut Vec<CallerOutput>) {
+        let right = self.right(page);
+        let alone = self.mode.is_none_or(CoherenceMode::shares_writes);
+        if right == Right::Write || (access == Access::Write && right == Right::Read && alone) {
+            // Outside of calls no other side exists; with shared writes nobody is asked.
+            self.rights.set(page, Right::Write);
+        }
+        if self.right(page) >= access.right() {
+            self.map(page, access, out);
+        } else {
+            let holds = right == Right::Read && !self.stale.contains(page);
+            self.waits.insert(page, Wait { access, pause, retry_at: None });
+            out.push(Output::Send(ToExecutor::Fetch { page, access, holds }));
+        }
+    }
+
+    /// Maps a page for an access to which the caller has the right.
+    fn map(&mut self, page: PageNumber, access: Access, out: &mut Vec<CallerOutput>) {
+        if access == Access::Write && !self.dirty.contains(page) {
+            if self.mode.is_some_and(CoherenceMode::shares_writes) {
+                self.twins.set(page, ());
+                out.push(Output::Twin(page));
+            }
+            self.dirty.set(page, ());
+        }
+        out.push(Output::Map { page, writable: self.dirty.contains(page) });
+        out.push(Output::Wake(page));
+    }
+
+    /// Evicts a page, to make room. A dirty page goes home to the pool, whether calls run or not.
+    ///
+    /// # Errors
+    /// The page is on its way: another page must give way.
+    pub fn evict(&mut self, page: PageNumber, out: &mut Vec<CallerOutput>) -> Result<(), CoherenceError> {
+        if self.waits.contains_key(&page) {
+            return Err(CoherenceError::InTransit(page));
+        }
+        if self.right(page) != Right::None {
+            self.drop_copy(page, out);
+        }
+        Ok(())
+    }
+
+    /// Drops a copy; what the pool lacks of it goes home.
+    fn drop_copy(&mut self, page: PageNumber, out: &mut Vec<CallerOutput>) {
+        let payload = match mutant(Mutant::EvictClean) {
+            true => Payload::None,
+            false => self.unsent(page),
+        };
+        if payload != Payload::None {
+            out.push(Output::Protect(page));
+        }
+        // While calls run, the executor learns that it need not ask for the page any more. Of a stale copy it knows.
+        if payload != Payload::None || (self.mode.is_some() && !self.stale.contains(page)) {
+            out.push(Output::Send(ToExecutor::Home { page, left: Right::None, payload }));
+        }
+        self.forget(page, out);
+    }
+
+    /// Removes a page whose contents the pool has, or gets.
+    fn forget(&mut self, page: PageNumber, out: &mut Vec<CallerOutput>) {
+        out.push(Output::Unmap(page));
+        self.rights.take(page);
+        self.dirty.take(page);
+        self.twins.take(page);
+        self.stale.take(page);
+    }
+
+    /// What a message must carry so that the pool has the page's newest contents.
+    fn unsent(&self, page: PageNumber) -> Payload {
+        match (self.dirty.contains(page), self.twins.contains(page) && !mutant(Mutant::WholePage)) {
+            (false, _) => Payload::None,
+            (true, true) => Payload::Diff,
+            (true, false) => Payload::Page,
+        }
+    }
+
+    /// Protects a page and takes note that its contents are sent; returns what to send.
+    fn clean(&mut self, page: PageNumber, out: &mut Vec<CallerOutput>) -> Payload {
+        let payload = self.unsent(page);
+        if payload != Payload::None && !mutant(Mutant::ShareUnprotected) {
+            out.push(Output::Protect(page));
+        }
+        payload
+    }
+
+    /// Sends a dirty page home and keeps a copy with a right.
+    fn send_home(&mut self, page: PageNumber, left: Right, out: &mut Vec<CallerOutput>) {
+        let payload = self.clean(page, out);
+        self.rights.set(page, left);
+        out.push(Output::Send(ToExecutor::Home { page, left, payload }));
+        self.cleaned(page, out);
+    }
+
+    /// Forgets that a page is dirty, once the message with its contents is among the outputs.
+    fn cleaned(&mut self, page: PageNumber, out: &mut Vec<CallerOutput>) {
+        self.dirty.take(page);
+        if self.twins.take(page) {
+            out.push(Output::DropTwin(page));
+        }
+    }
+
+    /// A synchronisation point of the caller for `bytes` bytes from `address` (section 4.2), before or during a call. What it wrote
+    /// there is home before anything that it sends later, and it drops copies that are older than what the executor has announced.
+    /// With coherence off it sends exactly the bytes of the range; otherwise it sends the pages that the range touches.
+    ///
+    /// Returns the address from which to go on, if the range had more than [`SYNC_PAGES_MAX`] dirty pages.
+    pub fn syncmem(&mut self, address: u64, bytes: u64, out: &mut Vec<CallerOutput>) -> Option<u64> {
+        let (pages, end) = page_range(address, bytes);
+        for page in self.stale_in(pages.clone()) {
+            self.drop_copy(page, out);
+        }
+        let dirty = self.dirty.runs_in(pages).flat_map(|(pages, ())| pages).map(PageNumber);
+        let mut batch: Vec<PageNumber> = dirty.take(SYNC_PAGES_MAX + 1).collect();
+        let rest = (batch.len() > SYNC_PAGES_MAX).then(|| batch.pop()).flatten();
+        for page in batch {
+            let part = part_of(page, address, end);
+            if self.mode == Some(CoherenceMode::Off) && !part.is_whole() {
+                out.push(Output::Send(ToExecutor::Push(part)));
+                out.push(Output::Rebase(part));
+                continue;
+            }
+            // With shared writes the caller may go on writing; otherwise both sides may read from now on.
+            let is_shared = self.mode.is_some_and(CoherenceMode::shares_writes);
+            self.send_home(page, if is_shared { Right::Write } else { Right::Read }, out);
+        }
+        rest.map(|page| (page.0 * PAGE_BYTES).max(address))
+    }
+
+    /// With coherence off, asks for the executor's bytes of a range; they arrive in the caller's copies of the pages.
+    /// Pages that are not resident need no request: the next access fetches them.
+    ///
+    /// Returns the address from which to go on, if the range had more than [`SYNC_PAGES_MAX`] resident pages.
+    pub fn pull(&mut self, address: u64, bytes: u64, out: &mut Vec<CallerOutput>) -> Option<u64> {
+        let (pages, end) = page_range(address, bytes);
+        let mut resident = self.rights.runs_in(pages).flat_map(|(pages, _)| pages).map(PageNumber);
+        for page in resident.by_ref().take(SYNC_PAGES_MAX) {
+            out.push(Output::Send(ToExecutor::Pull(part_of(page, address, end))));
+        }
+        resident.next().map(|page| page.0 * PAGE_BYTES)
+    }
+
+    /// Handles a message of the executor, to its end.
+    ///
+    /// # Errors
+    /// The executor broke the protocol. Nothing has changed.
+    pub fn receive(
+        &mut self,
+        message: ToCaller,
+        now: Duration,
+        out: &mut Vec<CallerOutput>,
+    ) -> Result<(), CoherenceError> {
+        match message {
+            ToCaller::Grant { page, access, payload } => self.granted(page, access, payload, out)?,
+            ToCaller::Request { page, access } => self.requested(page, access, now, out),
+            ToCaller::Reply { call, outcome, written } => {
+                if self.calls.remove(&call).is_none() {
+                    return Err(CoherenceError::WrongCall(call));
+                }
+                // Where rights say which copies are old, the list of a killed function is for its caller's thread alone.
+                if self.mode.is_some_and(CoherenceMode::shares_writes) {
+                    self.note_written(&written);
+                }
+                self.end_call(call, outcome, out);
+            }
+            ToCaller::CancelAnswer { call, removed: true } => {
+                if self.calls.remove(&call).is_none() {
+                    return Err(CoherenceError::WrongCall(call));
+                }
+                self.end_call(call, CallOutcome::Cancelled, out);
+            }
+            ToCaller::CancelAnswer { call, removed: false } => {
+                if self.calls.contains_key(&call) {
+                    out.push(Output::CancelDeclined(call));
+                }
+            }
+            ToCaller::Written(written) => self.note_written(&written),
+            ToCaller::Pulled(range) => {
+                if self.right(range.page) != Right::None {
+                    out.push(Output::Install(range.page));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn granted(
+        &mut self,
+        page: PageNumber,
+        access: Access,
+        payload: Payload,
+        out: &mut Vec<CallerOutput>,
+    ) -> Result<(), CoherenceError> {
+        let wait = self.waits.get(&page);
+        if wait.is_none_or(|wait| wait.access != access || wait.retry_at.is_some()) {
+            return Err(CoherenceError::Protocol("it granted a page that was not asked for"));
+        }
+        if payload == Payload::None && self.right(page) == Right::None {
+            return Err(CoherenceError::Protocol("it granted a page without contents"));
+        }
+        self.waits.remove(&page);
+        if payload == Payload::Page {
+            out.push(Output::Install(page));
+            self.stale.take(page);
+        }
+        self.rights.set(page, access.right());
+        self.map(page, access, out);
+        Ok(())
+    }
+
+    /// Gives the executor a page that it needs.
+    fn requested(&mut self, page: PageNumber, access: Access, now: Duration, out: &mut Vec<CallerOutput>) {
+        if let Some(wait) = self.waits.get_mut(&page).filter(|wait| wait.retry_at.is_none()) {
+            // Both asked at the same time, and each side knows it.
+            match self.settings.favour {
+                Favour::Caller => return,
+                Favour::Pool => {
+                    wait.pause = next_pause(wait.pause, &self.settings);
+                    wait.retry_at = Some(now.saturating_add(wait.pause));
+                }
+            }
+        }
+        let left = match (self.right(page), self.mode.unwrap_or_default(), access) {
+            (Right::None, _, _) => Right::None,
+            (_, CoherenceMode::WeakOrdering | CoherenceMode::Off, _) => Right::Write,
+            (_, CoherenceMode::Coherent, Access::Write) => Right::None,
+            _ => Right::Read,
+        };
+        let payload = self.clean(page, out);
+        out.push(Output::Send(ToExecutor::Answer { page, left, payload }));
+        match left {
+            Right::None if mutant(Mutant::KeepOnWrite) => self.cleaned(page, out),
+            Right::None if self.right(page) != Right::None => self.forget(page, out),
+            Right::None => {}
+            Right::Read | Right::Write => {
+                self.cleaned(page, out);
+                self.rights.set(page, left);
+                if self.mode == Some(CoherenceMode::Pso) && access == Access::Write {
+                    self.stale.set(page, ());
+                }
+            }
+        }
+    }
+
+    /// Takes note of pages that the executor has written.
+    fn note_written(&mut self, written: &PageList) {
+        for (pages, _) in written.runs() {
+            let resident: Vec<Range<u64>> = self.rights.runs_in(pages).map(|(pages, _)| pages).collect();
+            for pages in resident {
+                self.stale.insert(pages, ());
+            }
+        }
+    }
+
+    /// The end of a call is a synchronisation point: old copies are dropped.
+    fn end_call(&mut self, call: CallId, outcome: CallOutcome, out: &mut Vec<CallerOutput>) {
+        if !mutant(Mutant::KeepStale) {
+            for page in self.stale_in(0..u64::MAX) {
+                self.drop_copy(page, out);
+            }
+        }
+        if self.calls.is_empty() {
+            self.mode = None;
+            // The executor has not written these pages: they may go home whole.
+            let twins: Vec<PageNumber> = self.twins.pages().collect();
+            out.extend(twins.into_iter().map(Output::DropTwin));
+            self.twins = RunMap::default();
+        }
+        out.push(Output::Finished(call, outcome));
+    }
+
+    fn stale_in(&self, pages: Range<u64>) -> Vec<PageNumber> {
+        self.stale.runs_in(pages).flat_map(|(pages, ())| pages).map(PageNumber).collect()
+    }
+
+    /// When [`tick`](CallerSide::tick) has something to do.
+    pub fn next_tick(&self) -> Option<Duration> {
+        self.waits.values().filter_map(|wait| wait.retry_at).min()
+    }
+
+    /// Asks again for pages whose tie was lost, once the pause has passed.
+    pub fn tick(&mut self, now: Duration, out: &mut Vec<CallerOutput>) {
+        if mutant(Mutant::NeverRetry) {
+            return;
+        }
+        let is_due = |_: &PageNumber, wait: &mut Wait| wait.retry_at.is_some_and(|at| at <= now);
+        let due: Vec<(PageNumber, Wait)> = self.waits.extract_if(.., is_due).collect();
+        for (page, wait) in due {
+            self.resolve(page, wait.access, wait.pause, out);
+        }
+    }
+
+    /// The executor, or the connection to it, is lost. `unconfirmed` are the pages whose contents the caller sent home in
+    /// messages that the transport has not confirmed. The calls are over: of each it is unknown what it did. Threads that wait for
+    /// a page get none.
+    pub fn lost(&mut self, unconfirmed: &RunMap<()>) -> Loss {
+        let calls: Vec<CallId> = std::mem::take(&mut self.calls).into_keys().collect();
+        self.waits.clear();
+        let mode = self.mode.take().unwrap_or_default();
+        let mut good = RunMap::default();
+        for (pages, right) in self.rights.runs() {
+            // A page that the caller may write is nobody else's, and one that it may read was not written by the executor. With
+            // weaker modes that holds only for pages that the executor has not had.
+            let is_good = match mode {
+                _ if calls.is_empty() => true,
+                CoherenceMode::Coherent => true,
+                CoherenceMode::Pso => right == Right::Write,
+                CoherenceMode::WeakOrdering | CoherenceMode::Off => false,
+            };
+            if is_good || mutant(Mutant::TrustGivenPages) {
+                good.insert(pages, ());
+            }
+        }
+        if mode == CoherenceMode::WeakOrdering && !calls.is_empty() {
+            // Dirty since before the call, and not asked for since.
+            good.unite(&self.dirty);
+            self.twins.runs().for_each(|(twins, ())| good.remove(twins));
+        }
+        // What was sent and is still here is sent again.
+        for page in unconfirmed.pages().filter(|page| self.right(*page) != Right::None).collect::<Vec<_>>() {
+            self.rights.set(page, Right::Write);
+            self.dirty.set(page, ());
+        }
+        self.stale = RunMap::default();
+        self.twins = RunMap::default();
+        let mut given = unconfirmed.clone();
+        good.runs().for_each(|(pages, ())| given.remove(pages));
+        Loss { pool_is_good: calls.is_empty() || mutant(Mutant::TrustGivenPages), calls, good, given }
+    }
+}
+
+/// The pages that a range of bytes touches, and the address behind it.
+fn page_range(address: u64, bytes: u64) -> (Range<u64>, u64) {
+    let end = address.saturating_add(bytes).min(PAGE_NUMBERS * PAGE_BYTES);
+    (address / PAGE_BYTES..end.div_ceil(PAGE_BYTES), end)
+}
+
+/// The bytes of a page that lie between two addresses.
+fn part_of(page: PageNumber, from: u64, to: u64) -> PageBytes {
+    let start = page.0 * PAGE_BYTES;
+    let offset = from.max(start) - start;
+    let end = to.min(start + PAGE_BYTES) - start;
+    PageBytes { page, offset: offset as u16, count: (end - offset) as u16 }
+}

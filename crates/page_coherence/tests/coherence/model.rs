@@ -1,0 +1,151 @@
+//! A small system in every order of its steps: the real state machines, with two pages, threads on both sides, evictions and ties.
+//!
+//! A step is one access or fault of a thread, the arrival of one message, an answer of storage, the end of a pause or an
+//! eviction. Pauses are zero, so a retry may come at any time. The numbers of states that the tests name were counted by them; they change
+//! with the protocol.
+
+use std::time::Duration;
+
+use page_coherence::fault::{Mutant, plant};
+use page_coherence::{CoherenceMode, CoherenceSettings, Favour};
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+use crate::system::{Op, Step, System};
+
+/// A system that starts with these programs.
+struct Small {
+    mode: CoherenceMode,
+    favour: Favour,
+    programs: Vec<Vec<Op>>,
+    callers: usize,
+    evictions: u32,
+    mutant: Mutant,
+}
+
+pub fn settings(favour: Favour) -> CoherenceSettings {
+    CoherenceSettings {
+        favour,
+        retry_pause: Duration::ZERO,
+        retry_pause_max: Duration::ZERO,
+        contexts_max: 2,
+        queued_max: 1,
+    }
+}
+
+impl Model for Small {
+    type State = System;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<System> {
+        let mut system = System::new(self.mode, settings(self.favour), self.programs.clone(), self.callers);
+        system.evictions = self.evictions;
+        vec![system]
+    }
+
+    fn actions(&self, system: &System, steps: &mut Vec<Step>) {
+        steps.extend(system.steps());
+    }
+
+    fn next_state(&self, before: &System, step: Step) -> Option<System> {
+        // The checker's threads are its own, and a mistake is planted on a thread.
+        plant(self.mutant);
+        let mut system = before.clone();
+        system.apply(step);
+        system.check();
+        if system.is_done() && system.to_executor.is_empty() && system.to_caller.is_empty() && system.wrong.is_none() {
+            let mut settled = system.clone();
+            settled.settle();
+            system.wrong = settled.wrong;
+        }
+        plant(Mutant::None);
+        Some(system)
+    }
+
+    fn properties(&self) -> Vec<Property<Small>> {
+        vec![
+            Property::always("nothing is wrong", |_, system: &System| system.wrong.is_none()),
+            Property::sometimes("all threads end", |_, system: &System| system.is_done()),
+        ]
+    }
+}
+
+impl Small {
+    /// Explores all states, and returns how many there are and the first that is wrong.
+    fn explore(self) -> (usize, Option<String>) {
+        let is_mutant = self.mutant != Mutant::None;
+        let checker = self.checker();
+        let checker = match is_mutant {
+            true => checker.finish_when(HasDiscoveries::AnyFailures),
+            false => checker,
+        };
+        let done = checker.spawn_bfs().join();
+        let wrong = done.discovery("nothing is wrong").and_then(|path| path.last_state().wrong.clone());
+        if wrong.is_none() {
+            assert!(done.discovery("all threads end").is_some(), "no order of the steps ends all threads");
+        }
+        (done.unique_state_count(), wrong)
+    }
+}
+
+/// Two threads of the caller and a function, all writing both pages, the one that calls before and after its call.
+fn contended(favour: Favour, evictions: u32, mutant: Mutant) -> Small {
+    let programs = vec![
+        vec![Op::Write((0, 0), 1), Op::Call(2), Op::Write((1, 1), 6)],
+        vec![Op::Write((1, 0), 2), Op::Read((0, 0), 0), Op::Write((0, 1), 3)],
+        vec![Op::Read((1, 0), 0), Op::Write((0, 0), 4), Op::Write((1, 0), 5)],
+    ];
+    Small { mode: CoherenceMode::Coherent, favour, programs, callers: 2, evictions, mutant }
+}
+
+/// 2 pages, 2 sides, 3 threads, 2 evictions of either side: 56,234 states if the pool is favoured, 57,636 if the caller is.
+#[test]
+fn no_order_of_the_steps_breaks_coherence() {
+    for favour in [Favour::Pool, Favour::Caller] {
+        let (states, wrong) = contended(favour, 2, Mutant::None).explore();
+        println!("{favour:?}: {states} states");
+        assert_eq!(wrong, None);
+    }
+}
+
+/// Two calls at the same time, in one context: the list of the second joins it. 2,252 states.
+#[test]
+fn no_order_of_the_steps_breaks_a_shared_context() {
+    let programs = vec![
+        vec![Op::Write((0, 0), 1), Op::Call(2), Op::Read((0, 1), 0)],
+        vec![Op::Write((1, 0), 2), Op::CallAndCancel(3), Op::Write((1, 1), 3)],
+        vec![Op::Write((0, 1), 4), Op::Read((1, 1), 0)],
+        vec![Op::Read((0, 0), 0), Op::Write((1, 0), 5)],
+    ];
+    let mode = CoherenceMode::Coherent;
+    let small = Small { mode, favour: Favour::Pool, programs, callers: 2, evictions: 0, mutant: Mutant::None };
+    let (states, wrong) = small.explore();
+    println!("{states} states");
+    assert_eq!(wrong, None);
+}
+
+/// 13,496 states with partial store order, 11,910 with weak ordering, 4,934 with coherence off.
+#[test]
+fn no_order_of_the_steps_breaks_the_weaker_modes() {
+    for mode in [CoherenceMode::Pso, CoherenceMode::WeakOrdering, CoherenceMode::Off] {
+        let programs = vec![
+            vec![Op::Write((0, 0), 1), Op::Call(2)],
+            vec![Op::Read((1, 2), 0), Op::Write((1, 0), 2), Op::Sync, Op::Write((1, 1), 3)],
+            vec![Op::Write((1, 2), 4), Op::Sync, Op::Write((0, 3), 5)],
+        ];
+        let small = Small { mode, favour: Favour::Pool, programs, callers: 2, evictions: 1, mutant: Mutant::None };
+        let (states, wrong) = small.explore();
+        println!("{mode:?}: {states} states");
+        assert_eq!(wrong, None, "{mode:?}");
+    }
+}
+
+#[test]
+fn the_model_finds_planted_mistakes() {
+    for mutant in
+        [Mutant::KeepOnWrite, Mutant::OmitOutstanding, Mutant::ServeInTie, Mutant::LoadFromStorage, Mutant::ForgetMerge]
+    {
+        let (states, wrong) = contended(Favour::Pool, 0, mutant).explore();
+        println!("{mutant:?}: {states} states: {wrong:?}");
+        assert!(wrong.is_some(), "{mutant:?} is missed in {states} states");
+    }
+}

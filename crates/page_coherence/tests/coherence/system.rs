@@ -1,0 +1,715 @@
+//! Both sides with their memory, storage, threads and connections, one step at a time.
+//!
+//! The seeded runs choose a step at random, the model checker and the litmus tests take each. The checkers are in
+//! [`System::access`], which compares what is read and overwritten with the newest value of each word in the order of the steps, and in
+//! [`crate::check`], which looks at the whole system after each step. A page has four words, and a word stands for a byte of the crate's
+//! pages.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::ErrorKind;
+use page_coherence::{
+    Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceMode, CoherenceSettings, ExecutorOutput,
+    ExecutorSide, Output, PAGE_BYTES, PageBytes, PageNumber, Payload, Right, ToCaller, ToExecutor,
+};
+
+pub const WORDS: usize = 4;
+pub type Contents = [u32; WORDS];
+/// A word of memory: its page and its place there.
+pub type Word = (u64, usize);
+
+/// What a thread does, one after another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Op {
+    /// Reads a word into a register.
+    Read(Word, usize),
+    /// Writes a value into a word.
+    Write(Word, u32),
+    /// Writes the next unused value into a word, as an atomic instruction that reads it first.
+    Add(Word),
+    /// A synchronisation point for all memory.
+    Sync,
+    /// At the caller: fetches all bytes that are the other side's, with coherence off.
+    Pull,
+    /// At the caller: pushes the program with this number down, and waits for its end.
+    Call(usize),
+    /// As `Call`, but asks to remove the call from the queue, once.
+    CallAndCancel(usize),
+}
+
+/// The programs of all threads. They are the same in all states of a run.
+#[derive(Clone, Debug)]
+pub struct Programs(pub Arc<Vec<Vec<Op>>>);
+
+impl Hash for Programs {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
+}
+
+impl PartialEq for Programs {
+    fn eq(&self, _: &Programs) -> bool {
+        true
+    }
+}
+
+impl Eq for Programs {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Side {
+    Caller,
+    Executor,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Doing {
+    Running,
+    /// Waits for a page.
+    Faulted(u64),
+    /// Waits for a call.
+    Calling(CallId),
+    /// Was not started yet, or is over.
+    Idle,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Thread {
+    pub side: Side,
+    pub program: usize,
+    pub next: usize,
+    pub doing: Doing,
+    /// The call that the thread runs, at the executor.
+    pub call: Option<CallId>,
+    pub registers: [u32; 2],
+}
+
+/// The bytes behind the head of a message.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Body {
+    None,
+    Page(Contents),
+    /// Words with their values: a difference, or a range.
+    Words(Vec<(usize, u32)>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Copied {
+    pub contents: Contents,
+    pub twin: Option<Contents>,
+    /// Whether threads may write, if they may access it at all.
+    pub writable: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Step {
+    Thread(usize),
+    ToExecutor,
+    ToCaller,
+    Loaded(u64),
+    TickCaller,
+    TickExecutor,
+    EvictCaller(u64),
+    EvictPool(u64),
+    Kill(usize),
+}
+
+/// What the checkers know.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Truth {
+    /// The newest value of each word.
+    pub newest: BTreeMap<Word, u32>,
+    /// Of each side and word of the other: the oldest value that it may still read.
+    pub floor: BTreeMap<(Side, Word), u32>,
+    /// Snapshots on their way to a side: the message after whose delivery they bind, and the values.
+    pub releases: Vec<(Side, u64, BTreeMap<Word, u32>)>,
+    /// Snapshots that have arrived at the caller, and bind at its next synchronisation point.
+    pub arrived: BTreeMap<Word, u32>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct System {
+    pub mode: CoherenceMode,
+    pub caller: CallerSide,
+    pub executor: ExecutorSide,
+    pub copies: BTreeMap<u64, Copied>,
+    pub home: BTreeMap<u64, Contents>,
+    /// The temporary table: pages that are mapped, and whether writable.
+    pub table: BTreeMap<u64, bool>,
+    pub storage: BTreeMap<u64, Contents>,
+    pub loading: BTreeSet<u64>,
+    pub to_executor: VecDeque<(ToExecutor, Body)>,
+    pub to_caller: VecDeque<(ToCaller, Body)>,
+    pub threads: Vec<Thread>,
+    pub programs: Programs,
+    pub now: Duration,
+    pub truth: Truth,
+    /// Whether snapshots are kept: litmus tests and the model check less, and have fewer states.
+    pub follows_floors: bool,
+    /// Evictions that may still happen.
+    pub evictions: u32,
+    /// Whether the caller has evicted a page; kept only where floors are followed.
+    pub has_evicted: bool,
+    /// Functions that may still be killed.
+    pub kills: u32,
+    /// Messages that were sent in each direction, and those that have arrived; not counted where floors are not followed.
+    pub sent: [u64; 2],
+    pub arrived: [u64; 2],
+    pub next_value: u32,
+    pub wrong: Option<String>,
+    /// Ties, for the report of a campaign.
+    pub ties: u32,
+}
+
+impl System {
+    /// A system whose first threads are the caller's, one for each number of a program in `callers`.
+    pub fn new(mode: CoherenceMode, settings: CoherenceSettings, programs: Vec<Vec<Op>>, callers: usize) -> System {
+        let thread = |program| Thread {
+            side: Side::Caller,
+            program,
+            next: 0,
+            doing: Doing::Running,
+            call: None,
+            registers: [0; 2],
+        };
+        System {
+            mode,
+            caller: CallerSide::new(settings),
+            executor: ExecutorSide::new(settings),
+            copies: BTreeMap::new(),
+            home: BTreeMap::new(),
+            table: BTreeMap::new(),
+            storage: BTreeMap::new(),
+            loading: BTreeSet::new(),
+            to_executor: VecDeque::new(),
+            to_caller: VecDeque::new(),
+            threads: (0..callers).map(thread).collect(),
+            programs: Programs(Arc::new(programs)),
+            now: Duration::ZERO,
+            truth: Truth::default(),
+            follows_floors: false,
+            evictions: 0,
+            has_evicted: false,
+            kills: 0,
+            sent: [0; 2],
+            arrived: [0; 2],
+            next_value: 1,
+            wrong: None,
+            ties: 0,
+        }
+    }
+
+    pub fn fail(&mut self, what: String) {
+        self.wrong.get_or_insert(what);
+    }
+
+    /// The pages that anything knows.
+    pub fn pages(&self) -> BTreeSet<u64> {
+        let known = self.copies.keys().chain(self.home.keys()).chain(self.storage.keys()).copied();
+        known.chain(self.truth.newest.keys().map(|(page, _)| *page)).collect()
+    }
+
+    fn op(&self, thread: &Thread) -> Option<Op> {
+        self.programs.0[thread.program].get(thread.next).copied()
+    }
+
+    /// The steps that are possible now.
+    pub fn steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.wrong.is_some() {
+            return steps;
+        }
+        for (index, thread) in self.threads.iter().enumerate() {
+            // The end of a function is a step, the end of a caller's thread is none.
+            let has_step = thread.side == Side::Executor || self.op(thread).is_some();
+            if thread.doing == Doing::Running && has_step {
+                steps.push(Step::Thread(index));
+            }
+            if self.kills > 0 && thread.side == Side::Executor && thread.doing != Doing::Idle {
+                steps.push(Step::Kill(index));
+            }
+        }
+        if !self.to_executor.is_empty() {
+            steps.push(Step::ToExecutor);
+        }
+        if !self.to_caller.is_empty() {
+            steps.push(Step::ToCaller);
+        }
+        steps.extend(self.loading.iter().map(|page| Step::Loaded(*page)));
+        if self.caller.next_tick().is_some() {
+            steps.push(Step::TickCaller);
+        }
+        if self.executor.next_tick().is_some() {
+            steps.push(Step::TickExecutor);
+        }
+        if self.evictions > 0 {
+            let here = self.copies.keys().filter(|page| !self.caller.is_waiting(PageNumber(**page)));
+            steps.extend(here.map(|page| Step::EvictCaller(*page)));
+            let pool = self.home.keys().filter(|page| !self.executor.is_waiting(PageNumber(**page)));
+            steps.extend(pool.map(|page| Step::EvictPool(*page)));
+        }
+        steps
+    }
+
+    /// Whether all threads have ended.
+    pub fn is_done(&self) -> bool {
+        self.threads.iter().all(|thread| match thread.side {
+            Side::Caller => thread.doing == Doing::Running && self.op(thread).is_none(),
+            Side::Executor => thread.doing == Doing::Idle,
+        })
+    }
+
+    pub fn apply(&mut self, step: Step) {
+        let (mut caller_out, mut executor_out) = (Vec::new(), Vec::new());
+        match step {
+            Step::Thread(index) => return self.run_thread(index),
+            Step::ToExecutor => {
+                let (message, body) = self.to_executor.pop_front().expect("the step was possible");
+                self.count_tie(&message);
+                self.arrived[0] += u64::from(self.follows_floors);
+                let result = self.executor.receive(message.clone(), self.now, &mut executor_out);
+                if let Err(error) = result {
+                    self.fail(format!("the executor refuses {message:?}: {error}"));
+                }
+                self.run_executor_outputs(executor_out, &body);
+                if self.mode == CoherenceMode::Pso && matches!(message, ToExecutor::Call { .. }) {
+                    self.acquire(Side::Executor);
+                }
+                return self.bind_releases();
+            }
+            Step::ToCaller => {
+                let (message, body) = self.to_caller.pop_front().expect("the step was possible");
+                self.arrived[1] += u64::from(self.follows_floors);
+                self.bind_releases();
+                let result = self.caller.receive(message.clone(), self.now, &mut caller_out);
+                if let Err(error) = result {
+                    self.fail(format!("the caller refuses {message:?}: {error}"));
+                }
+                if matches!(message, ToCaller::Reply { .. }) {
+                    self.acquire_at_caller();
+                }
+                return self.run_caller_outputs(caller_out, &body);
+            }
+            Step::Loaded(page) => {
+                self.loading.remove(&page);
+                self.executor.loaded(PageNumber(page), &mut executor_out);
+            }
+            Step::TickCaller => {
+                self.now = self.now.max(self.caller.next_tick().expect("the step was possible"));
+                self.caller.tick(self.now, &mut caller_out);
+            }
+            Step::TickExecutor => {
+                self.now = self.now.max(self.executor.next_tick().expect("the step was possible"));
+                self.executor.tick(self.now, &mut executor_out);
+            }
+            Step::EvictCaller(page) => {
+                self.evictions -= 1;
+                self.has_evicted |= self.follows_floors;
+                self.caller.evict(PageNumber(page), &mut caller_out).expect("it is not on its way");
+            }
+            Step::EvictPool(page) => {
+                self.evictions -= 1;
+                self.executor.evict(PageNumber(page), &mut executor_out).expect("it is not on its way");
+            }
+            Step::Kill(index) => {
+                self.kills -= 1;
+                let call = self.threads[index].call.expect("it runs a call");
+                self.threads[index].doing = Doing::Idle;
+                self.release(Side::Executor);
+                if let Err(error) = self.executor.kill(call, &mut executor_out) {
+                    self.fail(format!("the executor does not know what runs: {error}"));
+                }
+            }
+        }
+        self.run_caller_outputs(caller_out, &Body::None);
+        self.run_executor_outputs(executor_out, &Body::None);
+        self.mark_releases();
+    }
+
+    /// Counts a tie. Without evictions of the caller both sides may read the page, and the caller wants to write it (invariant 5).
+    fn count_tie(&mut self, message: &ToExecutor) {
+        let ToExecutor::Fetch { page, access, holds } = message else { return };
+        if !self.follows_floors || !self.executor.has_request(*page) {
+            return;
+        }
+        self.ties += 1;
+        let is_upgrade = *access == Access::Write && *holds && self.executor.right(*page) == Right::Read;
+        let is_checked = self.mode == CoherenceMode::Coherent && self.executor.has_context() && !self.has_evicted;
+        if is_checked && !is_upgrade {
+            self.fail(format!("a tie of page {page:?} that is no upgrade"));
+        }
+    }
+
+    fn run_thread(&mut self, index: usize) {
+        let thread = self.threads[index].clone();
+        let (mut caller_out, mut executor_out) = (Vec::new(), Vec::new());
+        let Some(op) = self.op(&thread) else {
+            let call = thread.call.expect("a function belongs to a call");
+            self.threads[index].doing = Doing::Idle;
+            self.release(Side::Executor);
+            if let Err(error) = self.executor.finish(call, &mut executor_out) {
+                self.fail(format!("the executor does not know what runs: {error}"));
+            }
+            self.run_executor_outputs(executor_out, &Body::None);
+            return self.mark_releases();
+        };
+        let side = thread.side;
+        match (op, side) {
+            (Op::Read(word, _), _) => return self.access(index, word, Access::Read, op),
+            (Op::Write(word, _) | Op::Add(word), _) => return self.access(index, word, Access::Write, op),
+            (Op::Sync, Side::Caller) => {
+                self.acquire_at_caller();
+                self.release(Side::Caller);
+                let mut from = Some(0);
+                while let Some(address) = from {
+                    from = self.caller.syncmem(address, (1 << 20) - address, &mut caller_out);
+                }
+            }
+            (Op::Sync, Side::Executor) => {
+                if self.mode == CoherenceMode::Pso {
+                    self.acquire(Side::Executor);
+                }
+                self.release(Side::Executor);
+                self.executor.syncmem(&mut executor_out);
+            }
+            (Op::Pull, _) => {
+                for page in self.copies.keys() {
+                    let rest = self.caller.pull(page * PAGE_BYTES + 2, 2, &mut caller_out);
+                    assert_eq!(rest, None);
+                }
+            }
+            (Op::Call(program) | Op::CallAndCancel(program), _) => {
+                if self.mode == CoherenceMode::Off {
+                    let rest = self.caller.syncmem(0, 1 << 20, &mut caller_out);
+                    assert_eq!(rest, None);
+                }
+                // The number of a call says which program it is.
+                let call = CallId((thread.next * 100 + index * 10 + program) as u64);
+                match self.caller.call(call, self.mode, &mut caller_out) {
+                    Ok(()) => {}
+                    // Too many are open: the thread tries again.
+                    Err(error) if error.kind() == ErrorKind::Retry => {
+                        return self.run_caller_outputs(caller_out, &Body::None);
+                    }
+                    Err(error) => return self.fail(format!("the caller cannot call: {error}")),
+                }
+                self.release(Side::Caller);
+                if matches!(op, Op::CallAndCancel(_)) {
+                    self.caller.try_cancel(call, &mut caller_out).expect("the call is open");
+                }
+                self.threads[index].doing = Doing::Calling(call);
+            }
+        }
+        self.threads[index].next += 1;
+        self.run_caller_outputs(caller_out, &Body::None);
+        self.run_executor_outputs(executor_out, &Body::None);
+        self.mark_releases();
+    }
+
+    /// The contents and the permission of a page at a side.
+    fn mapped(&mut self, side: Side, page: u64) -> Option<(bool, &mut Contents)> {
+        match side {
+            Side::Caller => {
+                let copy = self.copies.get_mut(&page)?;
+                Some((copy.writable?, &mut copy.contents))
+            }
+            Side::Executor => Some((*self.table.get(&page)?, self.home.get_mut(&page)?)),
+        }
+    }
+
+    /// A thread accesses a word: it does so if the mapping lets it, and faults otherwise.
+    fn access(&mut self, index: usize, (page, place): Word, access: Access, op: Op) {
+        let side = self.threads[index].side;
+        let next_value = self.next_value;
+        let (mode, newest) = (self.mode, self.truth.newest.get(&(page, place)).copied().unwrap_or(0));
+        let floor = self.truth.floor.get(&(side, (page, place))).copied().unwrap_or(0);
+        let here = self.mapped(side, page).filter(|(writable, _)| *writable || access == Access::Read);
+        let Some((_, contents)) = here else {
+            self.threads[index].doing = Doing::Faulted(page);
+            let (mut caller_out, mut executor_out) = (Vec::new(), Vec::new());
+            match side {
+                Side::Caller => self.caller.fault(PageNumber(page), access, &mut caller_out),
+                Side::Executor => self.executor.fault(PageNumber(page), access, &mut executor_out),
+            }
+            self.run_caller_outputs(caller_out, &Body::None);
+            return self.run_executor_outputs(executor_out, &Body::None);
+        };
+        let found = contents[place];
+        let mut new = None;
+        match op {
+            Op::Write(_, value) => new = Some(value),
+            Op::Add(_) => new = Some(next_value),
+            _ => {}
+        }
+        if let Some(value) = new {
+            contents[place] = value;
+        }
+        // Side by side the words of a page belong to one side each with shared writes, and to both otherwise.
+        let is_own = (place < WORDS / 2) == (side == Side::Caller);
+        let must_be_newest = match mode {
+            CoherenceMode::Coherent => true,
+            CoherenceMode::Pso => new.is_some(),
+            CoherenceMode::WeakOrdering | CoherenceMode::Off => is_own && self.follows_floors,
+        };
+        if must_be_newest && found != newest {
+            self.fail(format!("{side:?} finds {found} in word {place} of page {page}, and {newest} is the newest"));
+        }
+        if self.follows_floors {
+            if found < floor || found > newest {
+                self.fail(format!("{side:?} finds {found} in word {place} of page {page}, after {floor}"));
+            }
+            self.truth.floor.insert((side, (page, place)), new.unwrap_or(found));
+        }
+        if let Op::Read(_, register) = op {
+            self.threads[index].registers[register] = found;
+        }
+        if let Some(value) = new {
+            self.truth.newest.insert((page, place), value);
+            self.next_value = self.next_value.max(value + u32::from(matches!(op, Op::Add(_))));
+        }
+        self.threads[index].next += 1;
+    }
+
+    /// A side has reached a synchronisation point: what it wrote binds the other side once the messages of the step have arrived.
+    fn release(&mut self, side: Side) {
+        if self.follows_floors {
+            let (other, is_executor) = match side {
+                Side::Caller => (Side::Executor, false),
+                Side::Executor => (Side::Caller, true),
+            };
+            let own = |place: usize| (place >= WORDS / 2) == is_executor;
+            let all = self.truth.newest.iter().filter(|((_, place), _)| own(*place) || self.mode == CoherenceMode::Pso);
+            let values = all.map(|(word, value)| (*word, *value)).collect();
+            // The number of its last message is not known yet: see `mark_releases`.
+            self.truth.releases.push((other, u64::MAX, values));
+        }
+    }
+
+    fn mark_releases(&mut self) {
+        let sent = self.sent;
+        for (side, last, _) in self.truth.releases.iter_mut().filter(|(_, last, _)| *last == u64::MAX) {
+            *last = sent[usize::from(*side == Side::Caller)];
+        }
+        self.bind_releases();
+    }
+
+    fn bind_releases(&mut self) {
+        let arrived = self.arrived;
+        let is_here = |release: &mut (Side, u64, _)| release.1 <= arrived[usize::from(release.0 == Side::Caller)];
+        let here: Vec<_> = self.truth.releases.extract_if(.., is_here).collect();
+        for (side, _, values) in here {
+            for (word, value) in values {
+                let shares = matches!(self.mode, CoherenceMode::WeakOrdering | CoherenceMode::Off);
+                let entry = match side {
+                    // The caller's writes are there when they arrive, with shared writes; a reader drops old copies otherwise.
+                    Side::Executor if shares => self.truth.floor.entry((side, word)),
+                    Side::Executor => continue,
+                    Side::Caller => {
+                        let known = self.truth.arrived.entry(word).or_default();
+                        *known = (*known).max(value);
+                        continue;
+                    }
+                };
+                let floor = entry.or_default();
+                *floor = (*floor).max(value);
+            }
+        }
+    }
+
+    /// The caller drops its old copies: what has arrived binds it.
+    fn acquire_at_caller(&mut self) {
+        match self.mode {
+            CoherenceMode::Pso => self.acquire(Side::Caller),
+            CoherenceMode::WeakOrdering | CoherenceMode::Off => {
+                for (word, value) in std::mem::take(&mut self.truth.arrived) {
+                    let floor = self.truth.floor.entry((Side::Caller, word)).or_default();
+                    *floor = (*floor).max(value);
+                }
+            }
+            CoherenceMode::Coherent => {}
+        }
+    }
+
+    /// All writes bind a side.
+    fn acquire(&mut self, side: Side) {
+        if self.follows_floors {
+            for (word, value) in &self.truth.newest {
+                self.truth.floor.insert((side, *word), *value);
+            }
+        }
+    }
+
+    fn wake(&mut self, side: Side, page: u64) {
+        for thread in self.threads.iter_mut().filter(|thread| thread.side == side) {
+            if thread.doing == Doing::Faulted(page) {
+                thread.doing = Doing::Running;
+            }
+        }
+    }
+
+    /// Carries outputs of the caller out that belong to no message.
+    pub fn carry_out_at_caller(&mut self, outputs: Vec<CallerOutput>) {
+        self.run_caller_outputs(outputs, &Body::None);
+    }
+
+    fn run_caller_outputs(&mut self, outputs: Vec<CallerOutput>, body: &Body) {
+        for output in outputs {
+            match output {
+                Output::Map { page, writable } => match self.copies.get_mut(&page.0) {
+                    Some(copy) => copy.writable = Some(writable),
+                    None => self.fail(format!("the caller maps page {page:?} without contents")),
+                },
+                Output::Protect(page) => {
+                    if let Some(writable) = self.copies.get_mut(&page.0).and_then(|copy| copy.writable.as_mut()) {
+                        *writable = false;
+                    }
+                }
+                Output::Unmap(page) => _ = self.copies.remove(&page.0),
+                Output::Install(page) => self.install_at_caller(page.0, body),
+                Output::Twin(page) => {
+                    if let Some(copy) = self.copies.get_mut(&page.0) {
+                        copy.twin = Some(copy.contents);
+                    }
+                }
+                Output::DropTwin(page) => {
+                    if let Some(copy) = self.copies.get_mut(&page.0) {
+                        copy.twin = None;
+                    }
+                }
+                Output::Rebase(range) => {
+                    if let Some(copy) = self.copies.get_mut(&range.page.0)
+                        && let Some(twin) = &mut copy.twin
+                    {
+                        words(range).for_each(|place| twin[place] = copy.contents[place]);
+                    }
+                }
+                Output::Send(message) => {
+                    let body = self.caller_body(&message);
+                    self.sent[0] += u64::from(self.follows_floors);
+                    self.to_executor.push_back((message, body));
+                }
+                Output::Wake(page) => self.wake(Side::Caller, page.0),
+                Output::Finished(call, outcome) => {
+                    for thread in &mut self.threads {
+                        if thread.doing == Doing::Calling(call) {
+                            thread.doing = Doing::Running;
+                        }
+                    }
+                    let ran = self.threads.iter().any(|thread| thread.call == Some(call));
+                    if outcome == CallOutcome::Cancelled && ran {
+                        self.fail(format!("call {call:?} is cancelled and has run"));
+                    }
+                }
+                Output::CancelDeclined(_) => {}
+                other => self.fail(format!("the caller does {other:?}")),
+            }
+        }
+    }
+
+    fn install_at_caller(&mut self, page: u64, body: &Body) {
+        match body {
+            Body::Page(contents) => {
+                let copy = Copied { contents: *contents, twin: None, writable: None };
+                self.copies.insert(page, copy);
+            }
+            Body::Words(words) => {
+                if let Some(copy) = self.copies.get_mut(&page) {
+                    for (place, value) in words {
+                        copy.contents[*place] = *value;
+                        if let Some(twin) = &mut copy.twin {
+                            twin[*place] = *value;
+                        }
+                    }
+                }
+            }
+            Body::None => self.fail("the caller installs a message without a body".to_owned()),
+        }
+    }
+
+    fn caller_body(&mut self, message: &ToExecutor) -> Body {
+        let copy = |page: &PageNumber| self.copies.get(&page.0).cloned();
+        match message {
+            ToExecutor::Home { page, payload: Payload::Page, .. }
+            | ToExecutor::Answer { page, payload: Payload::Page, .. } => match copy(page) {
+                Some(copy) => Body::Page(copy.contents),
+                None => Body::None,
+            },
+            ToExecutor::Home { page, payload: Payload::Diff, .. }
+            | ToExecutor::Answer { page, payload: Payload::Diff, .. } => {
+                let copy = copy(page).expect("a page with a twin is there");
+                let twin = copy.twin.expect("it has a twin");
+                let changed = (0..WORDS).filter(|place| twin[*place] != copy.contents[*place]);
+                Body::Words(changed.map(|place| (place, copy.contents[place])).collect())
+            }
+            ToExecutor::Push(range) => match copy(&range.page) {
+                Some(copy) => Body::Words(words(*range).map(|place| (place, copy.contents[place])).collect()),
+                None => Body::None,
+            },
+            _ => Body::None,
+        }
+    }
+
+    fn run_executor_outputs(&mut self, outputs: Vec<ExecutorOutput>, body: &Body) {
+        for output in outputs {
+            match output {
+                Output::Map { page, writable } => _ = self.table.insert(page.0, writable),
+                Output::Protect(page) => {
+                    if let Some(writable) = self.table.get_mut(&page.0) {
+                        *writable = false;
+                    }
+                }
+                Output::Unmap(page) => _ = self.table.remove(&page.0),
+                Output::Install(page) => match body {
+                    Body::Page(contents) => _ = self.home.insert(page.0, *contents),
+                    Body::Words(words) => {
+                        let home = self.home.get_mut(&page.0).expect("a page is filled before it is changed");
+                        words.iter().for_each(|(place, value)| home[*place] = *value);
+                    }
+                    Body::None => self.fail("the executor installs a message without a body".to_owned()),
+                },
+                Output::Send(message) => {
+                    let body = match &message {
+                        ToCaller::Grant { page, payload: Payload::Page, .. } => {
+                            Body::Page(*self.home.get(&page.0).expect("a granted page is there"))
+                        }
+                        ToCaller::Pulled(range) => {
+                            let home = self.home[&range.page.0];
+                            Body::Words(words(*range).map(|place| (place, home[place])).collect())
+                        }
+                        _ => Body::None,
+                    };
+                    self.sent[1] += u64::from(self.follows_floors);
+                    self.to_caller.push_back((message, body));
+                }
+                Output::Wake(page) => self.wake(Side::Executor, page.0),
+                Output::Load(page) => _ = self.loading.insert(page.0),
+                Output::Place(page) | Output::Fill(page) => {
+                    let contents = self.storage.get(&page.0).copied().unwrap_or_default();
+                    self.home.insert(page.0, contents);
+                }
+                Output::Store(page) => _ = self.storage.insert(page.0, self.home[&page.0]),
+                Output::Free(page) => _ = self.home.remove(&page.0),
+                Output::Start(call) => self.threads.push(Thread {
+                    side: Side::Executor,
+                    program: (call.0 % 10) as usize,
+                    next: 0,
+                    doing: Doing::Running,
+                    call: Some(call),
+                    registers: [0; 2],
+                }),
+                Output::Stop(call) => {
+                    let stopped = self.threads.iter_mut().filter(|thread| thread.call == Some(call));
+                    stopped.for_each(|thread| thread.doing = Doing::Idle);
+                }
+                Output::EndContext => self.table.clear(),
+                other => self.fail(format!("the executor does {other:?}")),
+            }
+        }
+    }
+}
+
+/// The words that a range stands for.
+fn words(range: PageBytes) -> impl Iterator<Item = usize> {
+    let (from, count) = (usize::from(range.offset), usize::from(range.count));
+    from.min(WORDS)..(from + count).min(WORDS)
+}
