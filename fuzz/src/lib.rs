@@ -69,6 +69,7 @@ pub fn targets() -> Vec<FuzzTarget> {
         node::gateway_targets(),
         ordered_log::sift::fuzz::TARGETS.to_vec(),
         p256_verify::TARGETS.to_vec(),
+        page_coherence::fuzz::TARGETS.to_vec(),
         pool::fuzz::TARGETS.to_vec(),
         raft::fuzz::TARGETS.to_vec(),
         rma::fuzz::targets(),
