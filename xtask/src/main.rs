@@ -280,6 +280,9 @@ const MANAGER_SEEDS_NIGHTLY: u64 = 60_000;
 /// Seeds of the simulation of storage's copies in a nightly run.
 const COPIES_SEEDS_NIGHTLY: u64 = 5_000;
 
+/// Seeds of the coherence of pages in a nightly run.
+const COHERENCE_SEEDS_NIGHTLY: u64 = 200_000;
+
 /// Calls that each SDK makes on one connection in a nightly run.
 const CALLS_NIGHTLY: u64 = 100_000;
 
@@ -340,6 +343,7 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         Step::new("consensus", || consensus_seeds(CONSENSUS_SEEDS_NIGHTLY)),
         Step::new("manager", || manager_seeds(MANAGER_SEEDS_NIGHTLY)),
         Step::new("copies", || copies_seeds(COPIES_SEEDS_NIGHTLY)),
+        Step::new("coherence", || coherence_seeds(COHERENCE_SEEDS_NIGHTLY)),
         Step::new("fuzz", move || {
             let (enough, targets) = (fuzz::FuzzBudget::RECORDED, Vec::new());
             let (seconds, unsearched, replay) = (fuzz_seconds, false, None);
@@ -414,6 +418,11 @@ fn manager_seeds(seeds: u64) -> Result<(), String> {
 fn copies_seeds(seeds: u64) -> Result<(), String> {
     let mut chosen = tests(&["--test", "copies"]);
     step::run(chosen.env("HEDDLE_COPIES_SEEDS", seeds.to_string()))
+}
+
+fn coherence_seeds(seeds: u64) -> Result<(), String> {
+    let mut chosen = tests(&["--test", "coherence", "--", "run::"]);
+    step::run(chosen.env("HEDDLE_COHERENCE_SEEDS", seeds.to_string()))
 }
 
 fn simulator(arguments: &[&str]) -> Result<(), String> {
