@@ -1,0 +1,24 @@
+//! Planted mistakes, each of which the simulations' checkers must find ([`base::rt::fault`]).
+
+base::mutants! {
+    "farmem" {
+        /// A dirty page is evicted as if the store had its bytes.
+        DropDirty,
+        /// A page that is being written back is filled from the store at once.
+        FillWhileLeaving,
+        /// The first write to a clean page is let through, and the page stays clean.
+        MissFirstWrite,
+        /// A page whose write-back failed is evicted all the same.
+        ForgetFailedWrite,
+        /// A clean page is evicted although the store has lost its copy.
+        DropUnheld,
+        /// A lost page reads as zeros.
+        LostIsZero,
+        /// A page is filled although the budget is used up.
+        FillBeyondBudget,
+        /// Pages that a prefetch has in flight are evicted.
+        EvictFilling,
+        /// No page survives a pass of the clock, however soon it came back before.
+        NoSecondChance,
+    }
+}
