@@ -1,0 +1,350 @@
+//! Accesses to lost pages: an error within [`guard`], the end of the program with a clear message elsewhere.
+//!
+//! 1. A lost page is poisoned: the kernel sends SIGBUS to the thread that touches it, at the instruction that does, before
+//!    it reads or writes a byte. So no access ever sees wrong bytes.
+//! 2. The handler of that signal finds the region of the address. If the thread is within [`guard`], the handler has it
+//!    go on at the end of `guard`, which returns the loss.
+//! 3. Otherwise the handler writes which region, and which node, to standard error, and lets the signal end the process.
+//! 4. SIGBUS at other addresses goes to the handler that was there before.
+//!
+//! The handler is installed once, with the first region of the process. It allocates nothing and takes no lock.
+//!
+//! A system call on a lost page fails with `EFAULT` or `EHWPOISON`; no signal is sent for it.
+
+#![allow(unsafe_code)]
+
+use std::any::Any;
+use std::arch::global_asm;
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::error::{Error, Lost};
+use crate::page::{PAGE_BYTES, PageNumber, PageRange};
+
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("heddle-farmem: leaving an access to a lost page is written for x86-64 only (guard.rs)");
+
+/// Regions that a process may have at the same time.
+pub(crate) const REGIONS_MAX: usize = 64;
+
+/// A region, as the signal's handler sees it.
+struct Slot {
+    /// 0 when the slot is free.
+    start: AtomicU64,
+    end: AtomicU64,
+    /// What the handler writes; null before the first loss.
+    message: AtomicPtr<String>,
+}
+
+static SLOTS: [Slot; REGIONS_MAX] =
+    [const { Slot { start: AtomicU64::new(0), end: AtomicU64::new(0), message: AtomicPtr::new(ptr::null_mut()) } };
+        REGIONS_MAX];
+
+/// The regions with losses, for code outside of the handler.
+static SITES: Mutex<Vec<Arc<SiteLosses>>> = Mutex::new(Vec::new());
+
+/// What handled SIGBUS before.
+static EARLIER: OnceLock<libc::sigaction> = OnceLock::new();
+
+struct SiteLosses {
+    start: u64,
+    bytes: u64,
+    region: String,
+    lost: Mutex<Vec<Lost>>,
+}
+
+/// A region that is known to the signal's handler, for as long as this exists.
+pub(crate) struct FaultSite {
+    slot: &'static Slot,
+    losses: Arc<SiteLosses>,
+}
+
+impl FaultSite {
+    /// # Errors
+    /// [`Error::Config`] when the process has too many regions, [`Error::System`].
+    pub(crate) fn new(start: u64, bytes: u64, region: &str) -> Result<FaultSite, Error> {
+        install()?;
+        let mut sites = SITES.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = SLOTS.iter().find(|slot| slot.start.load(Ordering::Relaxed) == 0);
+        let slot = free.ok_or_else(|| Error::Config(format!("a process has at most {REGIONS_MAX} regions")))?;
+        slot.message.store(ptr::null_mut(), Ordering::Relaxed);
+        slot.end.store(start + bytes, Ordering::Relaxed);
+        slot.start.store(start, Ordering::Release);
+        let losses = Arc::new(SiteLosses { start, bytes, region: region.to_owned(), lost: Mutex::default() });
+        sites.push(Arc::clone(&losses));
+        Ok(FaultSite { slot, losses })
+    }
+
+    /// Notes lost pages, before they are poisoned.
+    pub(crate) fn note(&self, range: PageRange, node: &str) {
+        let mut lost = self.losses.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let loss = Lost { region: self.losses.region.clone(), range, node: node.to_owned() };
+        // One text for each node, which stays: the handler may read it at any time from now on.
+        if !lost.iter().any(|earlier| earlier.node == loss.node) {
+            let message = format!(
+                "farmem: the region {} has lost pages with {node}. An access to one of them outside of farmem::guard ends \
+                 this program, because its bytes are gone; it happened at page ",
+                self.losses.region
+            );
+            self.slot.message.store(Box::into_raw(Box::new(message)), Ordering::Release);
+        }
+        lost.push(loss);
+    }
+
+    /// The losses so far.
+    pub(crate) fn losses(&self) -> Vec<Lost> {
+        self.losses.lost.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for FaultSite {
+    fn drop(&mut self) {
+        self.slot.start.store(0, Ordering::Release);
+        SITES.lock().unwrap_or_else(PoisonError::into_inner).retain(|site| !Arc::ptr_eq(site, &self.losses));
+    }
+}
+
+/// Where a thread leaves [`guard`] to.
+#[repr(C)]
+struct GuardFrame {
+    /// The stack pointer of the guarded call, whose frame has the registers that a call preserves.
+    stack: u64,
+    /// The address of the access that ended it.
+    address: u64,
+}
+
+thread_local! {
+    /// The innermost guard of this thread.
+    static GUARD: Cell<*mut GuardFrame> = const { Cell::new(ptr::null_mut()) };
+}
+
+global_asm!(
+    // farmem_guarded_call(frame, function, argument): calls function(argument) and returns 0. The signal's handler has the
+    // thread go on at farmem_guarded_exit instead, with the stack pointer that the frame has: then the call returns 1.
+    ".globl farmem_guarded_call",
+    ".hidden farmem_guarded_call",
+    ".type farmem_guarded_call, @function",
+    "farmem_guarded_call:",
+    "push rbp",
+    "push rbx",
+    "push r12",
+    "push r13",
+    "push r14",
+    "push r15",
+    "sub rsp, 8",
+    "mov [rdi], rsp",
+    "mov rdi, rdx",
+    "call rsi",
+    "xor eax, eax",
+    "2:",
+    "add rsp, 8",
+    "pop r15",
+    "pop r14",
+    "pop r13",
+    "pop r12",
+    "pop rbx",
+    "pop rbp",
+    "ret",
+    ".size farmem_guarded_call, .-farmem_guarded_call",
+    ".globl farmem_guarded_exit",
+    ".hidden farmem_guarded_exit",
+    ".type farmem_guarded_exit, @function",
+    "farmem_guarded_exit:",
+    "cld",
+    "mov eax, 1",
+    "jmp 2b",
+    ".size farmem_guarded_exit, .-farmem_guarded_exit",
+);
+
+unsafe extern "C" {
+    fn farmem_guarded_call(
+        frame: *mut GuardFrame,
+        function: extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    ) -> c_int;
+    fn farmem_guarded_exit();
+}
+
+/// A closure and its result.
+struct GuardedCall<F, T> {
+    access: Option<F>,
+    result: Option<Result<T, Box<dyn Any + Send>>>,
+}
+
+extern "C" fn run<F: FnOnce() -> T, T>(argument: *mut c_void) {
+    // SAFETY: `guard` passes a pointer to its own value of this type, which nothing else uses meanwhile.
+    let call = unsafe { &mut *argument.cast::<GuardedCall<F, T>>() };
+    if let Some(access) = call.access.take() {
+        call.result = Some(catch_unwind(AssertUnwindSafe(access)));
+    }
+}
+
+/// Runs a closure that reads and writes far memory, and returns its result, or the loss of a page that it touched. What the
+/// closure had done before that stays done.
+///
+/// # Errors
+/// [`Lost`] with the page that was touched.
+///
+/// # Safety
+/// At a loss the thread leaves the closure in the middle, at any access to far memory, and runs no destructors of the
+/// closure's frames and of the functions that it calls. So none of them may hold, at such an access, a value whose destructor
+/// others rely on: a lock's guard, a borrowed `RefCell`, a scope of threads. Values that only own memory are leaked. Copies,
+/// arithmetic and loops over slices are fine. `Region::read` and `Region::write` need no such promise.
+pub unsafe fn guard<T>(access: impl FnOnce() -> T) -> Result<T, Lost> {
+    fn call<F: FnOnce() -> T, T>(frame: &mut GuardFrame, call: &mut GuardedCall<F, T>) -> c_int {
+        // SAFETY: the function gets the argument that it expects. The assembly preserves the registers and the stack of its
+        // caller on both ways out. The caller of `guard` has promised that the frames between may be left.
+        unsafe { farmem_guarded_call(frame, run::<F, T>, ptr::from_mut(call).cast()) }
+    }
+    let mut frame = GuardFrame { stack: 0, address: 0 };
+    let mut guarded = GuardedCall { access: Some(access), result: None };
+    let outer = GUARD.replace(&raw mut frame);
+    let left = call(&mut frame, &mut guarded);
+    GUARD.set(outer);
+    if left != 0 {
+        return Err(loss_at(frame.address));
+    }
+    match guarded.result.expect("the closure has returned or panicked") {
+        Ok(value) => Ok(value),
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+/// The loss of the page at an address.
+fn loss_at(address: u64) -> Lost {
+    let sites = SITES.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = sites.iter().find(|site| (site.start..site.start + site.bytes).contains(&address));
+    let site = found.expect("the handler looks for regions that exist");
+    let page = PageNumber(((address - site.start) / PAGE_BYTES as u64) as u32);
+    let lost = site.lost.lock().unwrap_or_else(PoisonError::into_inner);
+    let node = lost.iter().find(|loss| (loss.range.first.0..loss.range.end()).contains(&page.0));
+    let node = node.map_or_else(|| "an unknown node".to_owned(), |loss| loss.node.clone());
+    Lost { region: site.region.clone(), range: PageRange::of(page), node }
+}
+
+fn install() -> Result<(), Error> {
+    static INSTALLED: Mutex<bool> = Mutex::new(false);
+    let mut is_installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if *is_installed {
+        return Ok(());
+    }
+    // SAFETY: both structures are plain data, for which zeros are valid. The handler does only what a handler may.
+    let installed = unsafe {
+        let mut earlier: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGBUS, ptr::null(), &mut earlier) == 0 {
+            // Before the handler can run.
+            let _ = EARLIER.set(earlier);
+        }
+        let mut action: libc::sigaction = std::mem::zeroed();
+        let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_bus_error;
+        action.sa_sigaction = handler as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+        libc::sigemptyset(&mut action.sa_mask);
+        libc::sigaction(libc::SIGBUS, &action, ptr::null_mut())
+    };
+    if installed != 0 {
+        return Err(Error::system("cannot handle SIGBUS"));
+    }
+    *is_installed = true;
+    Ok(())
+}
+
+extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes both structures to a handler that was installed with SA_SIGINFO.
+    let address = unsafe { (*info).si_addr() } as u64;
+    let slot = SLOTS.iter().find(|slot| {
+        let start = slot.start.load(Ordering::Acquire);
+        start != 0 && (start..slot.end.load(Ordering::Relaxed)).contains(&address)
+    });
+    let Some(slot) = slot else { return pass_on(signal, info, context) };
+    let frame = GUARD.get();
+    if !frame.is_null() {
+        // SAFETY: the frame lies in a call of `guard` of this very thread that has not returned. The context is the thread's, as
+        // it was at the access, and the kernel loads it when the handler returns.
+        unsafe {
+            (*frame).address = address;
+            let registers = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+            registers[libc::REG_RSP as usize] = (*frame).stack as i64;
+            registers[libc::REG_RIP as usize] = farmem_guarded_exit as *const () as i64;
+        }
+        return;
+    }
+    let message = slot.message.load(Ordering::Acquire);
+    // SAFETY: a text that was put there is never freed or changed.
+    write_out(unsafe { message.as_ref() }.map_or(b"farmem: a region has lost page ", |text| text.as_bytes()));
+    let page = (address - slot.start.load(Ordering::Relaxed)) / PAGE_BYTES as u64;
+    let mut digits = [b'\n'; 21];
+    write_out(decimal(page, &mut digits));
+    end_by(signal);
+}
+
+/// The number in decimal, and the end of the line behind it.
+fn decimal(mut number: u64, digits: &mut [u8; 21]) -> &[u8] {
+    let mut first = digits.len() - 1;
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            return &digits[first..];
+        }
+    }
+}
+
+fn write_out(text: &[u8]) {
+    // SAFETY: the kernel reads as many bytes as there are. A handler may call it.
+    let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+}
+
+/// Has the signal end the process: when the handler returns, the access is repeated, and so is the signal.
+fn end_by(signal: c_int) {
+    // SAFETY: as in `install`. A handler may call it.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = libc::SIG_DFL;
+        libc::sigaction(signal, &action, ptr::null_mut());
+    }
+}
+
+fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let earlier = EARLIER.get().map_or((libc::SIG_DFL, 0), |earlier| (earlier.sa_sigaction, earlier.sa_flags));
+    match earlier {
+        (libc::SIG_DFL | libc::SIG_IGN, _) => end_by(signal),
+        (handler, flags) if flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: the kernel gave us this address as that of a handler with three arguments.
+            let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                unsafe { std::mem::transmute(handler) };
+            handler(signal, info, context);
+        }
+        (handler, _) => {
+            // SAFETY: the kernel gave us this address as that of a handler with one argument.
+            let handler: extern "C" fn(c_int) = unsafe { std::mem::transmute(handler) };
+            handler(signal);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_written_in_decimal() {
+        for number in [0, 7, 10, 4_294_967_295, u64::MAX] {
+            assert_eq!(decimal(number, &mut [b'\n'; 21]), format!("{number}\n").as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_guarded_closure_returns_its_value_and_panics_through() {
+        // SAFETY: no far memory is touched.
+        assert_eq!(unsafe { guard(|| 7) }, Ok(7));
+        // SAFETY: as above.
+        let panicked = catch_unwind(|| unsafe { guard(|| panic!("on purpose")) });
+        assert!(panicked.is_err() && GUARD.get().is_null());
+    }
+}

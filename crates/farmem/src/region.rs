@@ -1,0 +1,171 @@
+//! Regions: memory that is larger than its budget.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use base::rt::production::Runtime;
+
+use crate::error::{Error, Lost};
+use crate::guard::guard;
+use crate::kernel::eviction_buffer::EvictionBuffer;
+use crate::page::{PAGE_BYTES, REGION_PAGES_MAX};
+use crate::pager::{PagerCore, run_evictor, run_handler};
+use crate::store::PageStore;
+use crate::table::{BUDGET_PAGES_MIN, RegionStats, RegionTable, SPAN_PAGES_MAX};
+
+/// The configuration of a region.
+#[derive(Clone)]
+pub struct RegionConfig {
+    /// A name for messages.
+    pub name: String,
+    /// Bytes of the region; rounded up to pages.
+    pub bytes: u64,
+    /// Bytes of it that may be resident; at least 256 KiB. While pages are evicted, a buffer of at most 2 MiB comes on top.
+    pub budget_bytes: u64,
+    /// Where the other pages are.
+    pub store: Arc<dyn PageStore>,
+}
+
+/// Memory of this process that pages fault into. It reads as zeros at first. It ends with this value: what the
+/// store holds of it is of no use then.
+///
+/// A child of a fork does not have the region. The program must not unmap, protect, discard (`madvise`) or lock (`mlock`)
+/// parts of it.
+pub struct Region {
+    core: Arc<PagerCore>,
+    threads: Vec<JoinHandle<()>>,
+    bytes: usize,
+}
+
+impl Region {
+    /// Reserves addresses and starts the region's two threads.
+    ///
+    /// # Errors
+    /// [`Error::NoUserFaults`] on a machine that does not allow it, [`Error::Config`], [`Error::System`].
+    pub fn create(config: RegionConfig) -> Result<Region, Error> {
+        let RegionConfig { name, bytes, budget_bytes, store } = config;
+        let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES as u64)).unwrap_or(u32::MAX);
+        if !(1..=REGION_PAGES_MAX).contains(&pages) {
+            let most = u64::from(REGION_PAGES_MAX) * PAGE_BYTES as u64;
+            return Err(Error::Config(format!("a region of {bytes} bytes: choose 1 to {most}")));
+        }
+        let budget = u32::try_from(budget_bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(REGION_PAGES_MAX);
+        if budget < BUDGET_PAGES_MIN {
+            let least = BUDGET_PAGES_MIN as usize * PAGE_BYTES;
+            return Err(Error::Config(format!("a budget of {budget_bytes} bytes: a region needs {least} and more")));
+        }
+        let core = Arc::new(PagerCore::new(name, RegionTable::new(pages, budget), pages, store)?);
+        let buffer = EvictionBuffer::new(SPAN_PAGES_MAX as usize * PAGE_BYTES, &core.faults)?;
+        let mut region = Region { core: Arc::clone(&core), threads: Vec::new(), bytes: pages as usize * PAGE_BYTES };
+        region.threads.push(start("farmem-handler", run_handler(Arc::clone(&core)))?);
+        region.threads.push(start("farmem-evictor", run_evictor(core, buffer))?);
+        Ok(region)
+    }
+
+    /// How many bytes there are, in whole pages.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it has no bytes, which no region is.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The first byte. All of [`Region::len`] bytes can be read and written through it, from any thread, while the
+    /// region exists; as with all memory, accesses of which one is a write must be synchronised.
+    ///
+    /// An access to a lost page is a SIGBUS: see [`guard`].
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.core.memory.start()
+    }
+
+    /// All bytes. An access to a lost page ends the program: see [`guard`].
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the range is mapped for as long as `self` lives, any bytes are valid, and a page that is not resident is filled
+        // before an access to it goes on. A write needs `&mut self`, or a promise to synchronise (`as_ptr`).
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
+    }
+
+    /// All bytes. An access to a lost page ends the program: see [`guard`].
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`; `&mut self` excludes other slices.
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.bytes) }
+    }
+
+    /// Copies bytes out of the region.
+    ///
+    /// Panics when the range is not within the region.
+    ///
+    /// # Errors
+    /// [`Lost`]: a page of the range is lost. The content of `into` is unspecified then.
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<(), Lost> {
+        let from = &self.as_slice()[offset..offset + into.len()];
+        // SAFETY: the closure holds nothing, and copies bytes only.
+        unsafe { guard(|| into.copy_from_slice(from)) }
+    }
+
+    /// Copies bytes into the region.
+    ///
+    /// Panics when the range is not within the region.
+    ///
+    /// # Errors
+    /// [`Lost`]: a page of the range is lost. Other pages of it may have been written.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Lost> {
+        let to = &mut self.as_mut_slice()[offset..offset + bytes.len()];
+        // SAFETY: the closure holds nothing, and copies bytes only.
+        unsafe { guard(|| to.copy_from_slice(bytes)) }
+    }
+
+    /// Counts so far.
+    pub fn stats(&self) -> RegionStats {
+        self.core.table().stats()
+    }
+
+    /// The losses that faults have met so far.
+    pub fn losses(&self) -> Vec<Lost> {
+        self.core.site.losses()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.core.stop(self.threads.len());
+        for thread in self.threads.drain(..) {
+            // A panic of the thread has ended the process.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Region({} {} bytes)", self.core.name, self.bytes)
+    }
+}
+
+/// Starts a thread of the region. A runtime of its own drives the store's futures on it.
+#[allow(clippy::disallowed_methods)] // There is no simulation of page faults, and a task could not block in the kernel.
+fn start(name: &str, task: impl Future<Output = ()> + Send + 'static) -> Result<JoinHandle<()>, Error> {
+    let failed = |error: std::io::Error| Error::from_io("cannot start a thread of far memory", &error);
+    let runtime = Runtime::current_thread().map_err(failed)?;
+    let run = move || {
+        let end = EndOnPanic;
+        runtime.block_on(task);
+        std::mem::forget(end);
+    };
+    std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(failed)
+}
+
+/// Ends the process when a thread of a region panics: others would wait for their pages for ever.
+struct EndOnPanic;
+
+impl Drop for EndOnPanic {
+    fn drop(&mut self) {
+        eprintln!("farmem: a thread that serves page faults has panicked, so this program ends");
+        std::process::abort();
+    }
+}
