@@ -4,14 +4,34 @@
 //!   program ── load, store ──▶ Region   resident pages, within a budget
 //!                                 │ page fault (userfaultfd)      ▲ eviction, write-back
 //!                                 ▼                               │
-//!                             PageStore
+//!                             PageStore ── PoolStore ──▶ sections of several donors (memory)
+//!                                               └──────▶ StorageTier                (storage)
+//! ```
+//!
+//! ```no_run
+//! use farmem::{PoolStore, Region, RegionConfig};
+//! use std::sync::Arc;
+//!
+//! # async fn example(space: pool::AddressSpace) -> Result<(), farmem::Error> {
+//! // `space` is an address space of its own for this region. See `pool` for how to open one.
+//! let bytes = 1 << 30;
+//! let store = Arc::new(PoolStore::new(space, bytes / farmem::PAGE_BYTES as u32, None)?);
+//! let config = RegionConfig { name: "index".to_owned(), bytes: bytes.into(), budget_bytes: 64 << 20, store };
+//! let mut region = Region::create(config)?;
+//! region.write(4096, b"far away")?; // An error if the page is lost.
+//! let sum: u64 = region.as_slice().iter().map(|byte| u64::from(*byte)).sum();
+//! println!("{sum}, {:?}", region.stats());
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! 1. A [`Region`] is a range of this process's addresses. A thread that touches an absent page sleeps until a thread of
 //!    the region has filled the page from the [`PageStore`].
 //! 2. What happens to which page is decided by a pure state machine, the page [`table`]: it keeps the budget, follows
 //!    dirtiness by write protection, reads ahead of streams, and chooses what is evicted.
-//! 3. The loss of a memory node is an error: of [`Region::read`] and [`Region::write`], of the closure in [`guard()`], or the
+//! 3. A [`PoolStore`] keeps pages in sections of the memory pool, and below it in a [`StorageTier`]. A region may be larger
+//!    than both its budget and the pool.
+//! 4. The loss of a memory node is an error: of [`Region::read`] and [`Region::write`], of the closure in [`guard()`], or the
 //!    end of the program with a message that names the node.
 //!
 //! # Guarantees
@@ -22,6 +42,8 @@
 //!
 //! # What it needs around it
 //! * Linux 6.8 or newer on x86-64, with `/dev/userfaultfd` open to this process, or `vm.unprivileged_userfaultfd = 1`.
+//! * An address space of [`pool`] that no other part of the program uses, in a runtime that goes on running: its
+//!   tasks notice lost donors.
 //! * The layers above decide what the bytes mean and what to do after a loss. Nothing of a region outlives its process.
 
 #![deny(missing_docs)]
@@ -33,12 +55,16 @@ mod kernel;
 pub mod mutant;
 mod page;
 mod pager;
+mod pool_store;
 mod region;
+mod storage_tier;
 mod store;
 pub mod table;
 
 pub use error::{Error, Lost};
 pub use guard::guard;
 pub use page::{GROUP_PAGES, PAGE_BYTES, PageGroup, PageNumber, PageRange, REGION_PAGES_MAX};
+pub use pool_store::PoolStore;
 pub use region::{Region, RegionConfig};
+pub use storage_tier::{FileStorage, StorageTier};
 pub use store::{PageStore, StoreError, StoreFuture};

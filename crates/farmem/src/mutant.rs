@@ -20,5 +20,9 @@ base::mutants! {
         EvictFilling,
         /// No page survives a pass of the clock, however soon it came back before.
         NoSecondChance,
+        /// A page that was written to the pool counts as if storage had it.
+        WrittenIsClean,
+        /// A group gives up its frame before its dirty pages are in storage.
+        DropDirtyFrame,
     }
 }

@@ -1,11 +1,13 @@
-//! Simulates the page table under faults, checks it, and checks the checkers with planted mistakes; then runs regions on
-//! the kernel's page faults.
+//! Simulates the page table and the store under faults, checks them, and checks the checkers with planted mistakes; then
+//! runs regions on the kernel's page faults.
 
 #![allow(unsafe_code, reason = "tests touch far memory by address")]
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 
 mod memory_store;
 mod mutants;
+mod providers;
 mod regions;
+mod stores;
 mod table_world;
 mod tables;
