@@ -12,7 +12,7 @@ use crate::error::{Error, Lost};
 use crate::guard::guard;
 use crate::kernel::eviction_buffer::EvictionBuffer;
 use crate::page::{PAGE_BYTES, REGION_PAGES_MAX};
-use crate::pager::{PagerCore, run_evictor, run_handler};
+use crate::pager::{PagerCore, run_evictor, run_handler, run_prefetcher};
 use crate::store::PageStore;
 use crate::table::{BUDGET_PAGES_MIN, RegionStats, RegionTable, SPAN_PAGES_MAX};
 
@@ -41,7 +41,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Reserves addresses and starts the region's two threads.
+    /// Reserves addresses and starts the region's three threads.
     ///
     /// # Errors
     /// [`Error::NoUserFaults`] on a machine that does not allow it, [`Error::Config`], [`Error::System`].
@@ -61,6 +61,7 @@ impl Region {
         let buffer = EvictionBuffer::new(SPAN_PAGES_MAX as usize * PAGE_BYTES, &core.faults)?;
         let mut region = Region { core: Arc::clone(&core), threads: Vec::new(), bytes: pages as usize * PAGE_BYTES };
         region.threads.push(start("farmem-handler", run_handler(Arc::clone(&core)))?);
+        region.threads.push(start("farmem-prefetcher", run_prefetcher(Arc::clone(&core)))?);
         region.threads.push(start("farmem-evictor", run_evictor(core, buffer))?);
         Ok(region)
     }

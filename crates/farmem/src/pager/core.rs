@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use super::read_ahead::ReadAheadQueue;
 use crate::error::Error;
 use crate::guard::FaultSite;
 use crate::kernel::mapping::Mapping;
@@ -24,6 +25,8 @@ pub(crate) struct PagerCore {
     pub(crate) faults: UserFaults,
     pub(crate) store: Arc<dyn PageStore>,
     pub(crate) site: FaultSite,
+    /// What the prefetcher has to do.
+    pub(super) ahead: ReadAheadQueue,
     table: Mutex<RegionTable>,
     /// Pages were evicted.
     room: Condvar,
@@ -49,6 +52,7 @@ impl PagerCore {
             faults,
             store,
             site,
+            ahead: ReadAheadQueue::default(),
             table: Mutex::new(table),
             room: Condvar::new(),
             work: Condvar::new(),
@@ -71,6 +75,24 @@ impl PagerCore {
     pub(crate) fn page_at(&self, address: u64) -> Option<PageNumber> {
         let offset = address.checked_sub(self.memory.address())?;
         (offset < self.memory.len() as u64).then_some(PageNumber((offset / PAGE_BYTES as u64) as u32))
+    }
+
+    /// Maps the bytes of pages that are filling, and wakes their threads.
+    pub(super) fn map(&self, range: PageRange, bytes: &[u8], writable: bool) {
+        assert_eq!(bytes.len(), range.bytes(), "a store returns the pages that it was asked for");
+        self.or_end("cannot map a page", self.faults.copy(self.address(range), bytes, !writable));
+        self.table().filled(range);
+    }
+
+    /// Leaves pages remote that were filling; their threads fault again.
+    pub(super) fn give_up_filling(&self, range: PageRange) {
+        self.table().not_filled(range);
+        self.wake(range);
+    }
+
+    /// Has the threads that wait for these pages try again.
+    pub(super) fn wake(&self, range: PageRange) {
+        self.or_end("cannot wake a thread", self.faults.wake(self.address(range), range.bytes() as u64));
     }
 
     /// Has the evictor look whether pages should leave.
@@ -131,6 +153,7 @@ impl PagerCore {
         }
         self.work.notify_all();
         self.room.notify_all();
+        self.ahead.close();
         if threads > 0 {
             self.doorbell.touch(0);
         }

@@ -111,8 +111,7 @@ async fn evict(
     // A thread that waits was told so while these pages were leaving, so before this point.
     if core.has_waiting.swap(false, Ordering::Relaxed) {
         for range in eviction.to_drop.iter().chain(&eviction.to_write) {
-            let woken = core.faults.wake(core.address(*range), range.bytes() as u64);
-            core.or_end("cannot wake a thread", woken);
+            core.wake(*range);
         }
     }
     failure

@@ -8,9 +8,10 @@ use base::BytesMut;
 use base::rt;
 
 use super::core::PagerCore;
+use super::read_ahead::ReadAheadRequest;
 use crate::kernel::placement::HandlerPlacement;
 use crate::page::{PageNumber, PageRange};
-use crate::store::{StoreError, StoreFuture};
+use crate::store::StoreError;
 use crate::table::{FaultPlan, PageAccess};
 
 /// The pause after a read that failed for now, so that the thread which needs the page does not spin.
@@ -82,27 +83,21 @@ impl Handler<'_> {
     async fn fill(&mut self, range: PageRange, writable: bool, ahead: Vec<PageRange>) {
         let core = self.core;
         self.buffer.clear();
-        match core.store.read(range, std::mem::take(&mut self.buffer)).await {
+        let outcome = core.store.read(range, std::mem::take(&mut self.buffer)).await;
+        let is_read = outcome.is_ok();
+        match outcome {
             Ok(bytes) => {
-                self.map(range, &bytes, writable);
+                core.map(range, &bytes, writable);
                 self.buffer = bytes;
-                self.fill_ahead(&ahead, writable).await;
             }
-            Err(error) => {
-                {
-                    let mut table = core.table();
-                    ahead.iter().for_each(|range| table.not_filled(*range));
-                }
-                self.failed(range, error).await;
-            }
+            Err(error) => self.failed(range, error).await,
         }
-    }
-
-    fn map(&self, range: PageRange, bytes: &[u8], writable: bool) {
-        let core = self.core;
-        assert_eq!(bytes.len(), range.bytes(), "a store returns the pages that it was asked for");
-        core.or_end("cannot map a page", core.faults.copy(core.address(range), bytes, !writable));
-        core.table().filled(range);
+        if ahead.is_empty() {
+            return;
+        }
+        let request = ReadAheadRequest { ranges: ahead, writable };
+        let refused = if is_read { core.ahead.push(request).err() } else { Some(request) };
+        refused.iter().flat_map(|request| &request.ranges).for_each(|range| core.give_up_filling(*range));
     }
 
     async fn failed(&self, range: PageRange, error: StoreError) {
@@ -117,27 +112,8 @@ impl Handler<'_> {
             }
             StoreError::Full(why) | StoreError::Unavailable(why) => {
                 tracing::warn!(region = %core.name, ?range, why, "a page could not be read; it is tried again");
-                core.table().not_filled(range);
                 rt::sleep(RETRY_PAUSE).await;
-                core.or_end("cannot wake a thread", core.faults.wake(address, range.bytes() as u64));
-            }
-        }
-    }
-
-    /// Fetches what lies ahead of a stream, one group after the other; the next group is on its way while one is mapped.
-    async fn fill_ahead(&self, ahead: &[PageRange], writable: bool) {
-        let core = self.core;
-        let mut parts = ahead.iter().flat_map(|range| range.by_group()).map(|(_, part)| part);
-        let post = |part: PageRange| -> (PageRange, StoreFuture<'_, BytesMut>) {
-            (part, core.store.read(part, BytesMut::with_capacity(part.bytes())))
-        };
-        let mut in_flight = parts.next().map(post);
-        while let Some((part, read)) = in_flight {
-            in_flight = parts.next().map(post);
-            match read.await {
-                Ok(bytes) => self.map(part, &bytes, writable),
-                // The program may never touch these pages. If it does, the fault finds out what became of them.
-                Err(_) => core.table().not_filled(part),
+                core.give_up_filling(range);
             }
         }
     }

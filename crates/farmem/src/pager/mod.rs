@@ -1,7 +1,8 @@
 //! Serves a region's page faults, and evicts its pages: what the [page table](crate::table) decides, on the kernel and the store.
 //!
 //! 1. The *handler* is a thread that waits for faults, and stays on the processor of the thread that faults
-//!    ([`placement`](crate::kernel::placement)). It reads the page from the store, maps it, and only then fetches what lies ahead.
+//!    ([`placement`](crate::kernel::placement)). It reads the page from the store and maps it. What lies ahead of a stream it
+//!    leaves to the *prefetcher*, a thread that may run on another processor meanwhile.
 //! 2. The *evictor* is a thread that keeps a part of the budget free. Of one span at a time it drops the clean pages, and
 //!    moves the dirty ones into a buffer of this process, which takes them out of the program's sight, and writes them back
 //!    from there. The program goes on meanwhile, unless it touches one of these pages.
@@ -10,9 +11,10 @@
 //!    handler can block in one call, which is the fastest way to wait, and still be told to end.
 //!
 //! Invariants:
-//! * Only the handler fills pages, only the evictor moves them out; each holds the table's lock for its decisions alone.
+//! * Only the handler and the prefetcher fill pages, only the evictor takes them away; each holds the table's lock for its
+//!   decisions alone.
 //! * A page is mapped before the table says that it is, and moved out before the table says that it is not.
-//! * Neither thread touches the region's memory itself.
+//! * No thread of the region touches the region's memory itself.
 //!
 //! An operation of the kernel that fails for no reason that is planned for ends the process with a message: going on would
 //! leave threads asleep for ever.
@@ -20,7 +22,10 @@
 mod core;
 mod evictor;
 mod handler;
+mod prefetcher;
+mod read_ahead;
 
 pub(crate) use core::PagerCore;
 pub(crate) use evictor::run as run_evictor;
 pub(crate) use handler::run as run_handler;
+pub(crate) use prefetcher::run as run_prefetcher;

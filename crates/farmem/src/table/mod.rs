@@ -27,7 +27,8 @@
 //! 4. **Write-back.** A range that the store has acknowledged is remote ([`RegionTable::written`]). A range that the
 //!    store refused is mapped again and dirty again ([`RegionTable::restored`]).
 //! 5. **Waiting.** A fault on a page in flight is not queued. Its plan says [`FaultPlan::Wait`], and the end of that
-//!    operation wakes the page's threads, which then fault again.
+//!    operation wakes the page's threads, which then fault again: after it was reported, since a thread may fault on a page
+//!    that is mapped and of which the table does not know that yet.
 //! 6. **Loss.** What the store has lost is lost for good ([`RegionTable::lost`]): each access to it is an error. A page
 //!    that is resident is not affected; a clean one whose copy is gone is evicted as if it were dirty.
 //!

@@ -48,6 +48,8 @@ enum Operation {
         contents: Vec<u64>,
     },
     Zero(PageRange),
+    /// Mapped, and not reported yet.
+    Report(PageRange),
     Drop(PageRange),
     MoveOut(PageRange),
     WriteBack {
@@ -273,12 +275,16 @@ impl World {
         match self.operations.swap_remove(index) {
             Operation::Zero(range) => {
                 self.map(range, &vec![0; range.pages as usize], false);
-                self.table.filled(range);
-                self.wake(range);
+                self.operations.push(Operation::Report(range));
             }
             Operation::Fill { ranges, writable } => ranges.into_iter().for_each(|range| self.read(range, writable)),
             Operation::Map { range, writable, contents } => {
                 self.map(range, &contents, !writable);
+                // The kernel wakes threads when it maps a page, the driver when it has reported it.
+                self.wake(range);
+                self.operations.push(Operation::Report(range));
+            }
+            Operation::Report(range) => {
                 self.table.filled(range);
                 self.wake(range);
             }
