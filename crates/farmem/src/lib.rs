@@ -48,7 +48,10 @@
 
 #![deny(missing_docs)]
 
+mod allocator;
 mod error;
+#[doc(hidden)]
+pub mod floor;
 mod guard;
 mod kernel;
 #[doc(hidden)]
@@ -61,6 +64,7 @@ mod storage_tier;
 mod store;
 pub mod table;
 
+pub use allocator::RegionAllocator;
 pub use error::{Error, Lost};
 pub use guard::guard;
 pub use page::{GROUP_PAGES, PAGE_BYTES, PageGroup, PageNumber, PageRange, REGION_PAGES_MAX};

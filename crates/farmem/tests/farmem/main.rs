@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "tests touch far memory by address")]
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 
+mod allocators;
 mod memory_store;
 mod mutants;
 mod providers;

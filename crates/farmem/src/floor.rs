@@ -1,0 +1,46 @@
+//! The least that serving a fault costs in this way: what measurements compare a region with.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::error::Error;
+use crate::kernel::mapping::Mapping;
+use crate::kernel::placement::HandlerPlacement;
+use crate::kernel::userfault::UserFaults;
+use crate::page::PAGE_BYTES;
+
+/// Touches absent pages one after the other, each of which a thread on the same processor fills with the same bytes, and does
+/// nothing else. Returns the nanoseconds of each.
+///
+/// # Errors
+/// [`Error::NoUserFaults`], [`Error::System`].
+#[allow(clippy::disallowed_methods)] // It measures the machine's time, with a thread as regions have it.
+pub fn fault_nanos(faults: usize) -> Result<Vec<u64>, Error> {
+    let files = Arc::new(UserFaults::open()?);
+    let memory = Mapping::reserve(faults * PAGE_BYTES)?;
+    files.register(&memory, true)?;
+    let serving = Arc::clone(&files);
+    let handler = std::thread::spawn(move || {
+        let (mut placement, mut arrived, page) = (HandlerPlacement::default(), Vec::new(), [1; PAGE_BYTES]);
+        let mut served = 0;
+        while served < faults {
+            arrived.clear();
+            serving.wait(&mut arrived)?;
+            for fault in &arrived {
+                placement.follow(fault.thread);
+                serving.copy(fault.address & !(PAGE_BYTES as u64 - 1), &page, true)?;
+                served += 1;
+            }
+        }
+        std::io::Result::Ok(())
+    });
+    let times = (0..faults).map(|page| {
+        let start = Instant::now();
+        memory.touch(page * PAGE_BYTES);
+        start.elapsed().as_nanos() as u64
+    });
+    let times = times.collect();
+    let served = handler.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    served.map_err(|error| Error::from_io("cannot serve a page fault", &error))?;
+    Ok(times)
+}
