@@ -435,9 +435,10 @@ impl CallerSide {
         if mutant(Mutant::NeverRetry) {
             return;
         }
-        let is_due = |_: &PageNumber, wait: &mut Wait| wait.retry_at.is_some_and(|at| at <= now);
-        let due: Vec<(PageNumber, Wait)> = self.waits.extract_if(.., is_due).collect();
-        for (page, wait) in due {
+        let is_due = |wait: &Wait| wait.retry_at.is_some_and(|at| at <= now);
+        let due: Vec<PageNumber> = self.waits.iter().filter(|(_, wait)| is_due(wait)).map(|(page, _)| *page).collect();
+        for page in due {
+            let Some(wait) = self.waits.remove(&page) else { continue };
             self.resolve(page, wait.access, wait.pause, out);
         }
     }

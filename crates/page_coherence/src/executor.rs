@@ -479,9 +479,11 @@ impl ExecutorSide {
 
     /// Asks again for pages whose tie was lost, once the pause has passed (with [`Favour::Caller`] only).
     pub fn tick(&mut self, now: Duration, out: &mut Vec<ExecutorOutput>) {
-        let is_due = |_: &PageNumber, request: &mut Request| request.retry_at.is_some_and(|at| at <= now);
-        let due: Vec<(PageNumber, Request)> = self.requests.extract_if(.., is_due).collect();
-        for (page, request) in due {
+        let is_due = |request: &Request| request.retry_at.is_some_and(|at| at <= now);
+        let due = self.requests.iter().filter(|(_, request)| is_due(request)).map(|(page, _)| *page);
+        let due: Vec<PageNumber> = due.collect();
+        for page in due {
+            let Some(request) = self.requests.remove(&page) else { continue };
             self.resolve(page, request.access, request.pause, out);
         }
     }

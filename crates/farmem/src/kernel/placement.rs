@@ -21,7 +21,7 @@ pub(crate) struct HandlerPlacement {
 impl HandlerPlacement {
     /// Notes a fault of a thread, and moves the calling thread when it is due.
     pub(crate) fn follow(&mut self, thread: u32) {
-        let is_due = self.faults % FAULTS_PER_LOOK == 0;
+        let is_due = self.faults.is_multiple_of(FAULTS_PER_LOOK);
         self.faults = self.faults.wrapping_add(1);
         if !is_due {
             return;

@@ -61,6 +61,10 @@ impl Handler<'_> {
                 plan => break plan,
             }
             drop(table);
+            if core.is_stopping() {
+                // No thread of the program waits any more: this one was woken after it had been reported. Nobody makes room now.
+                return;
+            }
             core.wait_for_room();
         };
         match plan {

@@ -22,7 +22,7 @@
 //! * One change (a write, a second fault, a frame that is given up) is made at a time. Reads of valid pages do not wait for it.
 //! * A frame is given up, or written again, only while no read of it is in flight.
 //! * A frame is never written again after a write to it has failed: the failed write might take effect later. Its group gets
-//!    another frame.
+//!   another frame.
 //! * A page is dirty unless storage has acknowledged the bytes that the frame holds.
 
 mod frames;

@@ -247,8 +247,8 @@ impl RegionTable {
     /// Chooses pages to evict, of one span; `None` if no page can leave now. `holds` says whether the store holds a page.
     pub fn begin_eviction(&mut self, holds: impl Fn(PageNumber) -> bool) -> Option<Eviction> {
         // A span may consist of hot pages or of pages in flight. After one round no page is hot any more.
-        for _ in 0..=2 * self.queue.len() {
-            let span = self.queue.next()?;
+        for _ in 0..=2 * self.queue.queued() {
+            let span = self.queue.next_span()?;
             let start = span.0 * self.span_pages;
             let end = (start + self.span_pages).min(self.pages.len() as u32);
             let (mut to_drop, mut to_write) = (Vec::new(), Vec::new());

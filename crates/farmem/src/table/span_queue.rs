@@ -55,7 +55,7 @@ impl SpanQueue {
 
     /// The next span that gives up pages; it goes to the end of the queue. Each span with resident pages comes up within
     /// twice as many calls as the queue is long.
-    pub fn next(&mut self) -> Option<SpanNumber> {
+    pub fn next_span(&mut self) -> Option<SpanNumber> {
         // In the first round every span may be fresh; in the second none is.
         for _ in 0..=2 * self.queue.len() {
             let number = self.queue.pop_front()?;
@@ -73,7 +73,7 @@ impl SpanQueue {
     }
 
     /// Spans that are queued.
-    pub fn len(&self) -> usize {
+    pub fn queued(&self) -> usize {
         self.queue.len()
     }
 }
@@ -85,13 +85,13 @@ mod tests {
     #[test]
     fn a_span_that_was_filled_since_goes_round_once_more() {
         let mut queue = SpanQueue::new(4);
-        assert_eq!(queue.next(), None);
+        assert_eq!(queue.next_span(), None);
         (0..3).for_each(|span| queue.add(SpanNumber(span)));
-        assert_eq!(queue.next(), Some(SpanNumber(0)), "all are fresh, so the oldest is first");
+        assert_eq!(queue.next_span(), Some(SpanNumber(0)), "all are fresh, so the oldest is first");
         queue.add(SpanNumber(1));
-        assert_eq!(queue.next(), Some(SpanNumber(2)), "1 was filled since");
+        assert_eq!(queue.next_span(), Some(SpanNumber(2)), "1 was filled since");
         queue.remove(SpanNumber(0));
-        assert_eq!(queue.next(), Some(SpanNumber(1)), "0 has no page any more");
-        assert_eq!(queue.len(), 2);
+        assert_eq!(queue.next_span(), Some(SpanNumber(1)), "0 has no page any more");
+        assert_eq!(queue.queued(), 2);
     }
 }

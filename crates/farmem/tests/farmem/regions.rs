@@ -146,7 +146,7 @@ fn a_lost_page_is_an_error_that_names_the_node_and_other_pages_are_not_affected(
     region.write(PAGE_BYTES, &[1]).expect_err("it stays lost");
     region.read(0, &mut bytes).expect("this page is not lost");
     assert_eq!(bytes[0], 1);
-    let values = vec![1_u32, 2, 3];
+    let values = [1_u32, 2, 3];
     // SAFETY: a leaked vector harms nobody, and it is not leaked here.
     let sum = unsafe { guard(|| values.iter().sum::<u32>() + u32::from(region.as_slice()[2 * PAGE_BYTES])) };
     assert_eq!(sum, Ok(7));

@@ -238,7 +238,10 @@ fn peers_stay_within_their_limits_and_follow_the_load() {
         (steps, executed) = (steps + outcome.steps, executed + outcome.executed);
         (started, stopped) = (started + outcome.storage.0, stopped + outcome.storage.1);
     }
-    assert!(started > seeds / 3 && stopped > seeds, "{seeds} seeds started {started} storage processes, stopped {stopped}");
+    assert!(
+        started > seeds / 3 && stopped > seeds,
+        "{seeds} seeds started {started} storage processes, stopped {stopped}"
+    );
     assert!(executed > 20 * seeds, "{seeds} seeds executed {executed} actions in {steps} steps");
 }
 

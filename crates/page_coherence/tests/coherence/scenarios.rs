@@ -27,7 +27,7 @@ impl Pair {
     }
 
     /// The messages that the caller has sent, which leave.
-    fn from_caller(&mut self) -> Vec<ToExecutor> {
+    fn sent_by_caller(&mut self) -> Vec<ToExecutor> {
         let sent = self.caller_out.drain(..).filter_map(|output| match output {
             Output::Send(message) => Some(message),
             _ => None,
@@ -35,7 +35,7 @@ impl Pair {
         sent.collect()
     }
 
-    fn from_executor(&mut self) -> Vec<ToCaller> {
+    fn sent_by_executor(&mut self) -> Vec<ToCaller> {
         let sent = self.executor_out.drain(..).filter_map(|output| match output {
             Output::Send(message) => Some(message),
             _ => None,
@@ -55,7 +55,7 @@ impl Pair {
                     _ => None,
                 })
                 .collect();
-            let (to_executor, to_caller) = (self.from_caller(), self.from_executor());
+            let (to_executor, to_caller) = (self.sent_by_caller(), self.sent_by_executor());
             if to_executor.is_empty() && to_caller.is_empty() && loads.is_empty() {
                 return count;
             }
@@ -118,7 +118,7 @@ fn contents_travel_only_if_the_receiver_lacks_them() {
     assert_eq!((pair.caller.right(P), pair.executor.right(P)), (Right::Read, Right::Read));
     // The executor upgrades: the caller's copy is clean, so nothing is sent back but the right.
     pair.executor.fault(P, Access::Write, &mut pair.executor_out);
-    assert_eq!(pair.from_executor(), [ToCaller::Request { page: P, access: Access::Write }]);
+    assert_eq!(pair.sent_by_executor(), [ToCaller::Request { page: P, access: Access::Write }]);
     pair.caller
         .receive(ToCaller::Request { page: P, access: Access::Write }, NOW, &mut pair.caller_out)
         .expect("legal");
@@ -191,7 +191,7 @@ fn a_request_lists_outstanding_faults() {
     pair.caller.fault(PageNumber(20), Access::Write, &mut pair.caller_out);
     pair.caller.fault(PageNumber(21), Access::Read, &mut pair.caller_out);
     pair.call(1, CoherenceMode::Coherent);
-    let Some(ToExecutor::Call { resident, .. }) = pair.from_caller().pop() else { panic!("a call is sent") };
+    let Some(ToExecutor::Call { resident, .. }) = pair.sent_by_caller().pop() else { panic!("a call is sent") };
     let listed: Vec<_> = resident.runs().collect();
     assert_eq!(listed, [(7..8, Right::Read), (20..21, Right::Write), (21..22, Right::Read)]);
 }
@@ -209,9 +209,9 @@ fn a_queued_call_is_cancelled_and_a_running_one_is_not() {
         [(1, Output::CancelDeclined(CallId(1))), (2, Output::Finished(CallId(2), CallOutcome::Cancelled))]
     {
         pair.caller.try_cancel(CallId(call), &mut pair.caller_out).expect("it is open");
-        let cancel = pair.from_caller().remove(0);
+        let cancel = pair.sent_by_caller().remove(0);
         pair.executor.receive(cancel, NOW, &mut pair.executor_out).expect("legal");
-        let answer = pair.from_executor().remove(0);
+        let answer = pair.sent_by_executor().remove(0);
         pair.caller.receive(answer, NOW, &mut pair.caller_out).expect("legal");
         assert_eq!(std::mem::take(&mut pair.caller_out), [output]);
     }
@@ -257,15 +257,15 @@ fn syncmem_sends_bytes_with_coherence_off_and_pages_otherwise() {
     assert_eq!(pair.caller.syncmem(start, 96 + PAGE_BYTES + 8, &mut pair.caller_out), None);
     let part = |page, offset, count| PageBytes { page: PageNumber(page), offset, count };
     let home = ToExecutor::Home { page: PageNumber(8), left: Right::Write, payload: Payload::Diff };
-    assert_eq!(pair.from_caller(), [ToExecutor::Push(part(7, 4000, 96)), home, ToExecutor::Push(part(9, 0, 8))]);
+    assert_eq!(pair.sent_by_caller(), [ToExecutor::Push(part(7, 4000, 96)), home, ToExecutor::Push(part(9, 0, 8))]);
     assert_eq!(pair.caller.pull(start, 8, &mut pair.caller_out), None);
-    assert_eq!(pair.from_caller(), [ToExecutor::Pull(part(7, 4000, 8))]);
+    assert_eq!(pair.sent_by_caller(), [ToExecutor::Pull(part(7, 4000, 8))]);
     pair.executor.finish(CallId(1), &mut pair.executor_out).expect("it runs");
     pair.settle();
     // Without calls, what is dirty in the touched pages goes home whole, and the copies stay readable.
     pair.caller.syncmem(start, 8, &mut pair.caller_out);
     let home = ToExecutor::Home { page: P, left: Right::Read, payload: Payload::Page };
-    assert_eq!(pair.from_caller(), [home]);
+    assert_eq!(pair.sent_by_caller(), [home]);
 }
 
 #[test]
@@ -277,10 +277,10 @@ fn weak_ordering_sends_nothing_while_both_sides_write_a_page() {
     assert_eq!(pair.caller_accesses(P, Access::Write), 0);
     assert_eq!(pair.executor_accesses(P, Access::Write), 0);
     pair.executor.finish(CallId(1), &mut pair.executor_out).expect("it runs");
-    let reply = pair.from_executor().pop().expect("a reply is sent");
+    let reply = pair.sent_by_executor().pop().expect("a reply is sent");
     pair.caller.receive(reply, NOW, &mut pair.caller_out).expect("legal");
     let home = ToExecutor::Home { page: P, left: Right::None, payload: Payload::Diff };
-    assert_eq!(pair.from_caller(), [home], "the caller's bytes merge, and its copy goes");
+    assert_eq!(pair.sent_by_caller(), [home], "the caller's bytes merge, and its copy goes");
 }
 
 #[test]
@@ -293,7 +293,9 @@ fn a_killed_functions_reply_lists_what_it_wrote() {
     // Given back since, and still not whole.
     pair.caller_accesses(P, Access::Read);
     pair.executor.kill(CallId(1), &mut pair.executor_out).expect("it runs");
-    let Some(ToCaller::Reply { outcome, written, .. }) = pair.from_executor().pop() else { panic!("a reply is sent") };
+    let Some(ToCaller::Reply { outcome, written, .. }) = pair.sent_by_executor().pop() else {
+        panic!("a reply is sent")
+    };
     assert_eq!((outcome, written.runs().collect::<Vec<_>>()), (CallOutcome::Killed, vec![(7..8, Right::Write)]));
 }
 
@@ -377,7 +379,7 @@ fn a_page_on_its_way_is_not_evicted() {
     pair.caller.fault(P, Access::Read, &mut pair.caller_out);
     let error = pair.caller.evict(P, &mut pair.caller_out).expect_err("it is awaited");
     assert_eq!((&error, error.kind()), (&CoherenceError::InTransit(P), ErrorKind::Retry));
-    let fetch = pair.from_caller().remove(0);
+    let fetch = pair.sent_by_caller().remove(0);
     pair.executor.receive(fetch, NOW, &mut pair.executor_out).expect("legal");
     assert_eq!(pair.executor.evict(P, &mut pair.executor_out), Err(CoherenceError::InTransit(P)));
 }
