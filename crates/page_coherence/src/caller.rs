@@ -268,8 +268,9 @@ impl CallerSide {
         for page in batch {
             let part = part_of(page, address, end);
             if self.mode == Some(CoherenceMode::Off) && !part.is_whole() {
-                out.push(Output::Send(ToExecutor::Push(part)));
+                // In this order: a thread may write the page meanwhile, and the twin must have exactly what is sent.
                 out.push(Output::Rebase(part));
+                out.push(Output::Send(ToExecutor::Push(part)));
                 continue;
             }
             // With shared writes the caller may go on writing; otherwise both sides may read from now on.
@@ -326,7 +327,12 @@ impl CallerSide {
                     out.push(Output::CancelDeclined(call));
                 }
             }
-            ToCaller::Written(written) => self.note_written(&written),
+            ToCaller::Written(written) => {
+                if self.mode.is_some_and(|mode| mode != CoherenceMode::WeakOrdering) {
+                    return Err(CoherenceError::Protocol("it lists what it wrote, without weak ordering"));
+                }
+                self.note_written(&written);
+            }
             ToCaller::Pulled(range) => {
                 if self.right(range.page) != Right::None {
                     out.push(Output::Install(range.page));
@@ -482,10 +488,11 @@ impl CallerSide {
     }
 }
 
-/// The pages that a range of bytes touches, and the address behind it.
+/// The pages that a range of bytes touches, and the address behind it. A range without bytes touches none.
 fn page_range(address: u64, bytes: u64) -> (Range<u64>, u64) {
     let end = address.saturating_add(bytes).min(PAGE_NUMBERS * PAGE_BYTES);
-    (address / PAGE_BYTES..end.div_ceil(PAGE_BYTES), end)
+    let first = address / PAGE_BYTES;
+    (first..if end > address { end.div_ceil(PAGE_BYTES) } else { first }, end)
 }
 
 /// The bytes of a page that lie between two addresses.

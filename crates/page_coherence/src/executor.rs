@@ -14,6 +14,9 @@ use crate::page::{Access, CallId, PageNumber, Right};
 use crate::page_list::PageList;
 use crate::run_map::RunMap;
 
+/// Pages that are on their way from storage, at most: each is waited for by a thread of the caller or of the executor.
+const LOADS_MAX: usize = 1 << 16;
+
 /// A fault that the caller has to serve.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Request {
@@ -229,7 +232,7 @@ impl ExecutorSide {
     }
 
     fn start_next(&mut self, out: &mut Vec<ExecutorOutput>) {
-        while self.running.len() < self.settings.contexts_max {
+        while self.running.len() < self.settings.contexts_max.max(1) {
             let Some(call) = self.queue.pop_front() else { return };
             self.running.insert(call);
             out.push(Output::Start(call));
@@ -294,6 +297,11 @@ impl ExecutorSide {
                 self.came_home(page, left, payload, out);
                 Ok(())
             }
+            ToExecutor::Push(_) | ToExecutor::Pull(_)
+                if self.context.as_ref().is_some_and(|context| context.mode != CoherenceMode::Off) =>
+            {
+                Err(CoherenceError::Protocol("it sends or asks for bytes of a range, and the calls are coherent"))
+            }
             ToExecutor::Push(range) => {
                 self.fill(range.page, out);
                 self.dirty.set(range.page, ());
@@ -318,7 +326,7 @@ impl ExecutorSide {
         if self.running.contains(&call) || self.queue.contains(&call) {
             return Err(CoherenceError::WrongCall(call));
         }
-        let is_full = self.running.len() >= self.settings.contexts_max;
+        let is_full = self.running.len() >= self.settings.contexts_max.max(1);
         if is_full && self.queue.len() >= self.settings.queued_max {
             let written = PageList::default();
             out.push(Output::Send(ToCaller::Reply { call, outcome: CallOutcome::Busy, written }));
@@ -381,6 +389,9 @@ impl ExecutorSide {
         match (holds, self.present.contains(page)) {
             (true, _) => self.grant(page, access, Payload::None, out),
             (false, true) => self.grant(page, access, Payload::Page, out),
+            (false, false) if self.loads.len() >= LOADS_MAX => {
+                return Err(CoherenceError::Protocol("more of its threads wait for storage than a process has"));
+            }
             (false, false) => {
                 self.loads.insert(page, Load { fetch: Some(access) });
                 out.push(Output::Load(page));

@@ -25,16 +25,19 @@ pub enum CoherenceMode {
     Pso,
     /// Weak ordering (section 7.6). Both sides write a page at the same time, without messages.
     /// * A side sees its own writes at once. Of the other side's writes it sees at least those before the other's last
-    ///   `syncmem`, once it calls `syncmem` itself after that; it may see others earlier.
+    ///   `syncmem`, once it calls `syncmem` itself after that one's messages have arrived: after it has seen, in this memory, a
+    ///   write that the other made later. What it has learnt in another way, through a file say, may be ahead of the messages.
+    ///   It may see other writes earlier.
     /// * Writes to different bytes are both kept, on the same page too. If both sides write one byte without `syncmem` in
     ///   between, one of the two values remains. Atomic instructions do not work across the sides.
     WeakOrdering,
     /// No coherence while the call runs (section 4.2). The function sees pool memory, which has what the caller wrote back.
-    /// * `syncmem` of the caller sends the bytes of a range, to the byte; `pull` fetches the bytes of a range. Nothing else of
-    ///   one side becomes visible at the other before the reply.
+    /// * `syncmem` of the caller sends the bytes of a range, to the byte; `pull` fetches the bytes of a range. Other writes
+    ///   may become visible at the other side before the reply: those of the caller to a page that it evicts, those of the
+    ///   function to a page that the caller fetches. A program must not depend on their being hidden.
     /// * Bytes that the caller writes after a page was fetched or was wholly written back merge with the function's
-    ///   writes to other bytes of the page. A page that was dirty when the call began, and of which `syncmem` never wrote all
-    ///   bytes back, replaces the function's writes to that page when it goes home.
+    ///   writes to other bytes of the page. A page that was dirty when the call began, and that no single `syncmem` has
+    ///   written back as a whole, replaces the function's writes to that page when it goes home.
     Off,
 }
 
@@ -77,7 +80,7 @@ pub struct CoherenceSettings {
     pub retry_pause: Duration,
     /// The pause doubles with each tie that a fault loses, up to this.
     pub retry_pause_max: Duration,
-    /// How many calls run at the same time.
+    /// How many calls run at the same time; 0 is taken as 1.
     pub contexts_max: usize,
     /// How many calls wait for their turn.
     pub queued_max: usize,

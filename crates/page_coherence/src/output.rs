@@ -29,7 +29,8 @@ pub enum Output<M> {
     DropTwin(PageNumber),
     /// Copy these bytes of the page into its twin, if it has one: the other side has them now.
     Rebase(PageBytes),
-    /// Send the message, with the contents that it names as they are now.
+    /// Send the message, with the contents that it names as they are now. The bytes of a range are those of the page's twin, if
+    /// it has one: threads may be writing the page itself.
     Send(M),
     /// Let the threads that wait for the page try again.
     Wake(PageNumber),

@@ -642,7 +642,10 @@ impl System {
                 Body::Words(changed.map(|place| (place, copy.contents[place])).collect())
             }
             ToExecutor::Push(range) => match copy(&range.page) {
-                Some(copy) => Body::Words(words(*range).map(|place| (place, copy.contents[place])).collect()),
+                Some(copy) => {
+                    let from = copy.twin.as_ref().unwrap_or(&copy.contents);
+                    Body::Words(words(*range).map(|place| (place, from[place])).collect())
+                }
                 None => Body::None,
             },
             _ => Body::None,
