@@ -10,7 +10,7 @@
 //!    a node that reports less load than it has gets only as much as it answers. Nodes that are equal take turns.
 //!    A node that was just learned of is asked with restraint for [`SLOW_START`]: at its first report nothing waits there, so
 //!    it would get all proposals at once, and while it takes them on it would be late to acknowledge blocks, which every
-//!    commit waits for.
+//!    commit waits for. One that was reported lately, before a failover, is not new.
 //! 3. A report counts for [`REPORT_AGE_MAX`]. A node without one counts as half busy with what this gateway has
 //!    outstanding there. Once some nodes have reports that count, the others come after them: they are likely to be gone,
 //!    suspended or cut off. A node that drains comes last.
@@ -55,6 +55,8 @@ const SLOW_START: Duration = Duration::from_millis(500);
 /// By how much longer than reported a proposal is taken to need at a node that was learned of this moment. The factor falls
 /// to 1 within [`SLOW_START`].
 const SLOW_START_FACTOR: u64 = 8;
+/// For how long a node that is no longer reported is remembered: a new primary reports its followers as they join again.
+const REMEMBERED_FOR: Duration = Duration::from_secs(10);
 /// The nodes of a peer that a gateway knows at a time.
 const NODES_MAX: usize = 2 * replica::NODES_MAX;
 /// The load of a node that has not reported it.
@@ -65,7 +67,16 @@ const IDLE_PERCENT_MIN: u64 = 2;
 /// The compute nodes of one peer.
 pub struct BalancedEndorser {
     nodes: RwLock<Arc<Vec<Arc<BalancedNode>>>>,
+    /// Nodes that were forgotten lately.
+    past: Mutex<Vec<PastNode>>,
     turn: AtomicUsize,
+}
+
+/// A node that was reported, and is not any more.
+struct PastNode {
+    address: String,
+    learned: Instant,
+    forgotten: Instant,
 }
 
 struct BalancedNode {
@@ -219,7 +230,8 @@ impl BalancedEndorser {
     pub fn at(nodes: Vec<(String, Arc<dyn Endorse>)>) -> BalancedEndorser {
         assert!(!nodes.is_empty(), "a peer has a compute node");
         let nodes = nodes.into_iter().map(|(address, endorse)| BalancedNode::new(&address, None, endorse));
-        BalancedEndorser { nodes: RwLock::new(Arc::new(nodes.collect())), turn: AtomicUsize::new(0) }
+        let nodes = RwLock::new(Arc::new(nodes.collect()));
+        BalancedEndorser { nodes, past: Mutex::default(), turn: AtomicUsize::new(0) }
     }
 
     /// Takes the reports of all nodes of the peer; `connect` reaches a node that is not known yet. Reports of a primary
@@ -239,12 +251,22 @@ impl BalancedEndorser {
             return;
         }
         let mut nodes: Vec<Arc<BalancedNode>> = known.iter().filter(|node| !is_gone(node)).cloned().collect();
+        let mut past = self.past.lock().unwrap_or_else(PoisonError::into_inner);
+        past.retain(|past| now.since(past.forgotten.min(now)) < REMEMBERED_FOR);
+        let gone = known.iter().filter(|node| is_gone(node));
+        past.extend(gone.filter_map(|node| {
+            Some(PastNode { address: node.address.clone(), learned: node.learned?, forgotten: now })
+        }));
+        let surplus = past.len().saturating_sub(NODES_MAX);
+        past.drain(..surplus);
         for report in new {
             if nodes.len() >= NODES_MAX || nodes.iter().any(|node| node.address == report.address) {
                 continue;
             }
             NodesLearned.add(1);
-            let node = BalancedNode::new(&report.address, Some(now), connect(&report.address));
+            // One that is back after a failover has its work already.
+            let before = past.iter().find(|past| past.address == report.address).map(|past| past.learned);
+            let node = BalancedNode::new(&report.address, Some(before.unwrap_or(now)), connect(&report.address));
             node.learn(report, now);
             nodes.push(node);
         }
@@ -606,6 +628,15 @@ mod tests {
             learn(&balanced, &nodes, &reports);
             let later = sent(&nodes).await;
             assert!((1..12).contains(&first) && later == 18, "{first}, then {later}");
+            // A new primary does not report it at first.
+            learn(&balanced, &nodes, &reports[..2]);
+            rt::sleep(Duration::from_millis(1)).await;
+            learn(&balanced, &nodes, &reports);
+            assert_eq!(sent(&nodes).await, 18, "it is known already");
+            learn(&balanced, &nodes, &reports[..2]);
+            rt::sleep(REMEMBERED_FOR).await;
+            learn(&balanced, &nodes, &reports);
+            assert!(sent(&nodes).await < 12, "it is another process by now");
         });
     }
 
