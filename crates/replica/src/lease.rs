@@ -26,9 +26,11 @@ pub const LEASE: Duration = Duration::from_millis(50);
 /// How long the primary waits, by its clock, until every lease granted before has ended.
 pub const REUSE_AFTER: Duration = base::lease::waited(LEASE);
 /// How long a lease of a compute node lasts that has just joined. It is slow to acknowledge blocks while it takes on its first
-/// work, and each block waits for it until its lease ends. Two heartbeats long: it is renewed before it ends.
-pub const FIRST_LEASE: Duration = Duration::from_millis(20);
-/// For how long after joining a node gets such leases.
+/// work, and each block waits for it until its lease ends. A lease counts from the acknowledgement that asks for it and is
+/// granted with the next heartbeat, so without blocks the next grant comes two heartbeats and two confirmations of storage later:
+/// with three heartbeats it is renewed before it ends.
+pub const FIRST_LEASE: Duration = Duration::from_millis(30);
+/// For how long after its first acknowledgement a node gets such leases.
 pub const FIRST_LEASES_FOR: Duration = Duration::from_millis(500);
 /// The most lease holders of one primary.
 pub const HOLDERS_MAX: usize = 256;

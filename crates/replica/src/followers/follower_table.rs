@@ -86,7 +86,8 @@ pub(super) struct FollowerEntry {
     pending: PendingChanges,
     pub(super) acked: u64,
     floor: u64,
-    joined: Instant,
+    /// When it first acknowledged an update; before, when it joined.
+    began: Instant,
     /// The time, by the follower's clock, at which it last asked for a lease, until that lease is granted.
     asked: Option<u64>,
     /// The pending question about records in use.
@@ -109,7 +110,7 @@ pub(super) struct FollowerEntry {
 impl FollowerEntry {
     /// The length of the lease that it gets now.
     fn lease(&self, now: Instant) -> Duration {
-        if now.since(self.joined.min(now)) < FIRST_LEASES_FOR { FIRST_LEASE } else { LEASE }
+        if now.since(self.began.min(now)) < FIRST_LEASES_FOR { FIRST_LEASE } else { LEASE }
     }
 }
 
@@ -193,7 +194,7 @@ impl FollowerTable {
             pending: state.shared.joined_here(),
             acked: state.sequence,
             floor,
-            joined: rt::now(),
+            began: rt::now(),
             asked: None,
             question: None,
             lateness: 0,
@@ -396,7 +397,11 @@ impl FollowerTable {
         member.floor = member.floor.max(floor);
         member.asked = Some(asked);
         member.load = load;
-        member.heard = Some(rt::now());
+        let now = rt::now();
+        if member.heard.replace(now).is_none() {
+            // It has caught up, which may have taken long.
+            member.began = now;
+        }
         member.silent = 0;
         let acked = member.acked;
         let is_last = state.note_acknowledged(follower, acked);
