@@ -77,6 +77,8 @@ pub struct MemoryPolicy {
 pub struct StoragePolicy {
     /// How long a peer must lack a copy before a process is started: longer than a supervisor takes to restart one.
     pub lost_for: Duration,
+    /// How long a peer must be without a primary before a process is started for it: it may need that one.
+    pub silent_for: Duration,
     /// How long a process must be without a copy before it is stopped.
     pub idle_for: Duration,
 }
@@ -140,7 +142,7 @@ impl Default for ManagerSettings {
                 pause: s(30),
                 pause_max: s(600),
             },
-            storage: StoragePolicy { lost_for: s(3), idle_for: s(30) },
+            storage: StoragePolicy { lost_for: s(3), silent_for: s(10), idle_for: s(30) },
             fresh_for: s(1),
             silent_max: s(5),
             launch_max: s(30),

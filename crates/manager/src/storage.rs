@@ -5,10 +5,12 @@
 //!
 //! 1. A peer **lacks** a copy while fewer are complete than it wants, and none is being built. If it lacks one for
 //!    [`StoragePolicy::lost_for`](crate::StoragePolicy::lost_for), a storage process that was stopped is started. A supervisor
-//!    restarts a process that has failed sooner than that.
+//!    restarts a process that has failed sooner than that. A peer whose primary has not been heard for
+//!    [`StoragePolicy::silent_for`](crate::StoragePolicy::silent_for) may be waiting for any node of its plan: it lacks one too.
 //! 2. A process is **idle** while no peer has a copy there and no peer lacks one or builds one. After
 //!    [`StoragePolicy::idle_for`](crate::StoragePolicy::idle_for) it is stopped. Its files stay.
-//! 3. Whether a process is idle is known only if every peer of the pool was heard: a peer that was not may have a copy anywhere.
+//! 3. Whether a process is idle is known only if every peer of the pool was heard: a peer that was not may have a copy anywhere. A
+//!    process that an operator has started is not idle.
 //! 4. One process of the pool is started or stopped at a time.
 //!
 //! Invariant: no process is stopped at which a copy was seen. A copy that a primary begins to build there in the meantime is lost
@@ -28,6 +30,8 @@ use crate::view::{PoolView, StorageCopy, StorageView};
 pub(crate) struct StorageLoop {
     /// Since when each peer lacks a copy.
     lacking: BTreeMap<String, Duration>,
+    /// Since when each peer has not been heard.
+    silent: BTreeMap<String, Duration>,
     /// Since when each process is idle.
     idle: BTreeMap<String, Duration>,
     /// When the last change ended.
@@ -50,11 +54,16 @@ impl StorageLoop {
             return None;
         }
         let lacking = self.lacking.iter().filter(|(_, since)| is_due(since, lost_for) && !mutant(Mutant::KeepStopped));
-        for (peer, _) in lacking {
+        let silent = self.silent.iter().filter(|(_, since)| is_due(since, policy.silent_for));
+        for (peer, _) in lacking.chain(silent) {
             let Some(storage) = view.get(peer).and_then(|peer| peer.storage.as_ref()) else { continue };
             let Some(stopped) = storage.nodes.iter().find(|node| !node.runs) else { continue };
-            let seen =
-                format!("{} of {} copies are complete, and none is being built", complete(storage), storage.wanted);
+            let seen = match storage.heard {
+                true => {
+                    format!("{} of {} copies are complete, and none is being built", complete(storage), storage.wanted)
+                }
+                false => "no primary says where its copies are".to_owned(),
+            };
             let action = Some(Action::StartStorage { node: stopped.name.clone() });
             let why = "its primary builds a copy where a storage node answers".to_owned();
             return Some((peer.clone(), Decision { action, seen, why }));
@@ -69,7 +78,13 @@ impl StorageLoop {
 
     /// Steps 1 to 3.
     fn note(&mut self, view: &PoolView, now: Duration) {
-        let heard = || view.iter().filter_map(|(name, peer)| Some((name, peer.storage.as_ref()?)));
+        let all = || view.iter().filter_map(|(name, peer)| Some((name, peer.storage.as_ref()?)));
+        let heard = || all().filter(|(_, storage)| storage.heard);
+        let silent: Vec<&String> = all().filter(|(_, storage)| !storage.heard).map(|(name, _)| name).collect();
+        self.silent.retain(|name, _| silent.contains(&name));
+        for name in silent {
+            self.silent.entry(name.clone()).or_insert(now);
+        }
         let lacking: Vec<&String> = heard().filter(|(_, storage)| lacks(storage)).map(|(name, _)| name).collect();
         self.lacking.retain(|name, _| lacking.contains(&name));
         for name in lacking {
@@ -81,8 +96,8 @@ impl StorageLoop {
             let mut copies = heard().flat_map(|(_, storage)| &storage.nodes).filter(|node| node.name == name);
             copies.any(|node| node.copy != StorageCopy::None) && !mutant(Mutant::StopHolder)
         };
-        let all = heard().flat_map(|(_, storage)| &storage.nodes).filter(|node| node.runs);
-        let idle = all.filter(|node| is_known && is_calm && !has_copy(&node.name) && !mutant(Mutant::KeepIdle));
+        let running = heard().flat_map(|(_, storage)| &storage.nodes).filter(|node| node.runs && !node.is_kept);
+        let idle = running.filter(|node| is_known && is_calm && !has_copy(&node.name) && !mutant(Mutant::KeepIdle));
         let idle: Vec<&String> = idle.map(|node| &node.name).collect();
         self.idle.retain(|name, _| idle.contains(&name));
         for name in idle {

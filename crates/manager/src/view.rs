@@ -68,13 +68,17 @@ pub struct StorageNodeView {
     pub name: String,
     /// Whether its process runs, or is being restarted by its supervisor.
     pub runs: bool,
+    /// Whether an operator has had it started, for a copy that no report shows yet. Then it is not stopped.
+    pub is_kept: bool,
     /// What it has.
     pub copy: StorageCopy,
 }
 
-/// The copies of a peer's blocks and tables, as its primary reports them.
+/// The copies of a peer's blocks and tables, as its primary reports them, or last reported them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StorageView {
+    /// Whether a primary has just said so.
+    pub heard: bool,
     /// How many copies the primary keeps complete.
     pub wanted: usize,
     /// The storage nodes of its plan.
@@ -88,7 +92,7 @@ pub struct PeerView {
     pub nodes: Vec<NodeView>,
     /// Its memory, if its primary has been heard.
     pub memory: Option<MemoryView>,
-    /// Its storage, if it has copies and its primary has been heard.
+    /// Its storage, if it has copies and a primary has been heard since this manager started.
     pub storage: Option<StorageView>,
     /// The name that a launched node would have.
     pub free_name: Option<String>,

@@ -229,8 +229,9 @@ impl IsolatedNetwork {
                 process.pause = (pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
                 changed = true;
             }
-            if process.again.is_some_and(|again| Instant::now() >= again) {
-                process.again = None;
+            // One that was to end, and is wanted again, ends first: in time, or by force.
+            if process.again.is_some_and(|again| Instant::now() >= again) && process.child.is_none() {
+                (process.again, process.ending) = (None, None);
                 process.spawn()?;
             }
             if process.child.is_some() && process.ready.is_none() && process.look()? {
@@ -300,10 +301,16 @@ impl IsolatedNetwork {
             return Ok(false);
         }
         self.stopped_modified_at = written;
-        let stopped = StoppedStorage::load(dir)?.nodes;
+        let stopped = match StoppedStorage::load(dir) {
+            Ok(stopped) => stopped.nodes,
+            Err(failure) => {
+                eprintln!("{}; storage nodes stay as they are", failure.message().unwrap_or_default());
+                return Ok(false);
+            }
+        };
         for process in self.processes.iter_mut().filter(|process| process.planned.role == ProcessRole::Storage) {
             let name = &process.planned.name;
-            match (stopped.contains(name), process.ending.is_some()) {
+            match (stopped.contains(name), process.ending.is_some() && process.again.is_none()) {
                 (true, false) => {
                     eprintln!("{name} has no copy and is stopped");
                     self.overview.remove(name);
@@ -312,9 +319,8 @@ impl IsolatedNetwork {
                 (false, true) => {
                     eprintln!("{name} starts again");
                     self.overview.set(name, Err("it is starting".to_owned()));
-                    // If it has not ended yet, it is restarted when it has.
-                    process.again = process.child.is_none().then(Instant::now);
-                    (process.ending, process.pause) = (None, Duration::ZERO);
+                    process.pause = Duration::ZERO;
+                    process.again = Some(Instant::now());
                 }
                 _ => {}
             }

@@ -10,17 +10,19 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use node::Ready;
 use node::control::{ControlError, ControlRequest, StorageReport, request_storage};
 
 use super::peer::{AWAY_MAX, POLL, failure, folders, primary_folder};
 use super::stopped_storage::StoppedStorage;
 use crate::cli::peer::PeerStorageArguments;
 use crate::failure::CommandError;
-use crate::output;
+use crate::{instance, output};
 
 pub async fn storage(arguments: &PeerStorageArguments) -> Result<(), CommandError> {
     let PeerStorageArguments { asked, add, drop, move_copy, force, json } = arguments;
     let report = if let Some(name) = force {
+        run_process(arguments, name).await?;
         let folder = folders(asked)?.remove(0);
         request_storage(&folder, &ControlRequest::ForceStorageCopy { name: name.clone() }).await.map_err(failure)?
     } else {
@@ -45,12 +47,26 @@ pub async fn storage(arguments: &PeerStorageArguments) -> Result<(), CommandErro
 }
 
 async fn add(arguments: &PeerStorageArguments, folder: PathBuf, name: &str) -> Result<StorageReport, CommandError> {
-    // With `--node` the folder may be of another host, whose supervisor nobody here knows.
-    if arguments.asked.node.is_none() && StoppedStorage::set(&arguments.asked.directory.dir, name, false)? {
-        eprintln!("{name} was stopped, and starts");
-    }
+    run_process(arguments, name).await?;
     request_storage(&folder, &ControlRequest::AddStorageCopy { name: name.to_owned() }).await.map_err(failure)?;
     until(arguments, folder, name, "complete", "building a copy").await
+}
+
+/// Has the process of a storage node run, and keeps it from being stopped. With `--node` the folder may be of another host, whose
+/// supervisor nobody here knows.
+async fn run_process(arguments: &PeerStorageArguments, name: &str) -> Result<(), CommandError> {
+    let dir = &arguments.asked.directory.dir;
+    if arguments.asked.node.is_some() || !StoppedStorage::start(dir, name, true)? {
+        return Ok(());
+    }
+    eprintln!("{name} was stopped, and starts");
+    let (folder, asked) = (dir.join("nodes").join(name), Instant::now());
+    let runs =
+        || Ready::load(&folder).is_some_and(|ready| instance::runs_with(ready.process, &folder.join("node.toml")));
+    while !runs() && asked.elapsed() < AWAY_MAX {
+        tokio::time::sleep(POLL).await;
+    }
+    Ok(())
 }
 
 async fn leave_out(
@@ -58,6 +74,9 @@ async fn leave_out(
     folder: PathBuf,
     name: &str,
 ) -> Result<StorageReport, CommandError> {
+    if arguments.asked.node.is_none() {
+        StoppedStorage::release(&arguments.asked.directory.dir, name)?;
+    }
     request_storage(&folder, &ControlRequest::DropStorageCopy { name: name.to_owned() }).await.map_err(failure)?;
     until(arguments, folder, name, "none", "leaving a copy out").await
 }

@@ -18,6 +18,7 @@ use manager::{
 use tokio::runtime::Handle;
 
 use self::local::LocalPool;
+use super::stopped_storage::StoppedStorage;
 use crate::cli::pool::{PeerLimitArguments, PoolEventsArguments, PoolManageArguments};
 use crate::failure::CommandError;
 use crate::signals::StopSignals;
@@ -73,7 +74,9 @@ pub async fn manage(arguments: &PoolManageArguments) -> Result<(), CommandError>
         ended = &mut managing => ended.map_err(CommandError::new)?.map_err(CommandError::new),
         () = signals.received() => {
             stop.store(true, Ordering::Relaxed);
-            managing.await.map_err(CommandError::new)?.map_err(CommandError::new)
+            managing.await.map_err(CommandError::new)?.map_err(CommandError::new)?;
+            // Without a manager nobody starts them. One that belongs to `up --elastic` is started again.
+            if arguments.bound { Ok(()) } else { StoppedStorage::clear(&dir) }
         }
     }
 }

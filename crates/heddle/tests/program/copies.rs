@@ -131,11 +131,12 @@ async fn a_manager_stops_a_storage_node_without_a_copy_and_starts_it_when_one_is
     // What was frozen has no copy any more, so it is to go; it hears of that when it wakes.
     send(lost.process, Signal::CONT);
     stopped(&dir, &first).await;
-    manager.kill();
 
-    // Without a manager an operator moves a copy there, and it runs for that.
+    // An operator moves a copy there. The process runs for that, and is not stopped while no report says so.
     let moved = run(&["peer", "storage", "org1", "--dir", &shown, "--move", &second, &first]);
     assert!(moved.status.success() && text(&moved).contains("was stopped, and starts"), "{}", text(&moved));
+    stopped(&dir, &second).await;
+    manager.kill();
     load.progress(SOME, "after the move").await;
     assert_eq!(load.failure(), None, "requests waited, and none failed");
     let told = load.end().await;

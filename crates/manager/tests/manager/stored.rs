@@ -20,6 +20,8 @@ const DELAY: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug)]
 struct SimulatedProcess {
     runs: bool,
+    /// An operator has had it started.
+    is_kept: bool,
     ready_at: Duration,
     frozen_until: Duration,
     answered: Duration,
@@ -41,6 +43,8 @@ struct SimulatedCopies {
     turn: usize,
     /// Since when a manager has been shown that it lacks a copy.
     lacks_since: Option<Duration>,
+    /// Since when its primary has not been heard.
+    silent_since: Option<Duration>,
     /// When that had last been so for long enough.
     may_start_at: Option<Duration>,
 }
@@ -58,7 +62,8 @@ pub struct SimulatedStorage {
 impl SimulatedStorage {
     pub fn new<'a>(peers: impl Iterator<Item = &'a String>) -> SimulatedStorage {
         let zero = Duration::ZERO;
-        let process = SimulatedProcess { runs: true, ready_at: zero, frozen_until: zero, answered: zero };
+        let process =
+            SimulatedProcess { runs: true, is_kept: false, ready_at: zero, frozen_until: zero, answered: zero };
         let names = (1..=PROCESSES).map(|number| format!("storage-{number}"));
         let peers = peers.map(|name| (name.clone(), SimulatedCopies::default())).collect();
         SimulatedStorage {
@@ -107,6 +112,9 @@ impl SimulatedStorage {
         match drawn % 300 {
             0..4 => process.frozen_until = now + long,
             4..7 if process.runs => (process.ready_at, process.frozen_until) = (now + STARTING, Duration::ZERO),
+            // An operator has it run for a while.
+            9 => process.is_kept = true,
+            10..14 => process.is_kept = false,
             7..9 => {
                 let count = self.peers.len();
                 let peer = self.peers.values_mut().nth(index % count).expect("it is there");
@@ -121,24 +129,28 @@ impl SimulatedStorage {
         let lost = rng.number() as usize % (2 * PROCESSES);
         for (index, process) in self.processes.values_mut().enumerate() {
             process.frozen_until = if index == lost { Duration::MAX } else { Duration::ZERO };
+            process.is_kept = false;
         }
     }
 
-    pub fn is_heard(&self, peer: &str, now: Duration) -> bool {
-        self.peers[peer].silent_until <= now
-    }
-
-    pub fn view(&self, peer: &str, now: Duration) -> StorageView {
-        let copies = &self.peers[peer].copies;
+    /// What a manager is shown of a peer. If its primary does not answer, that is nothing, or what it said before.
+    pub fn view(&self, peer: &str, now: Duration, can_hear: bool) -> Option<StorageView> {
+        let known = &self.peers[peer];
+        let heard = can_hear && known.silent_until <= now;
+        // A manager that has just started knows nothing.
+        if !heard && known.turn.is_multiple_of(2) {
+            return None;
+        }
+        let copies = &known.copies;
         let nodes = self.processes.iter().map(|(name, process)| {
             let copy = match copies.get(name) {
                 None => StorageCopy::None,
                 Some(complete_at) if *complete_at > now => StorageCopy::Building,
                 Some(_) => StorageCopy::Complete,
             };
-            StorageNodeView { name: name.clone(), runs: process.runs, copy }
+            StorageNodeView { name: name.clone(), runs: process.runs, is_kept: process.is_kept, copy }
         });
-        StorageView { wanted: WANTED, nodes: nodes.collect() }
+        Some(StorageView { heard, wanted: WANTED, nodes: nodes.collect() })
     }
 
     /// A manager has been shown this.
@@ -150,16 +162,21 @@ impl SimulatedStorage {
         let mut is_calm = true;
         for (name, peer) in view {
             let known = self.peers.get_mut(name).expect("it is simulated");
-            let lacking = peer.storage.as_ref().is_some_and(lacks);
+            let lacking = peer.storage.as_ref().is_some_and(|storage| storage.heard && lacks(storage));
             known.lacks_since = lacking.then(|| known.lacks_since.unwrap_or(now));
-            if known.lacks_since.is_some_and(|since| now - since >= settings.storage.lost_for) {
+            let silent = peer.storage.as_ref().is_some_and(|storage| !storage.heard);
+            known.silent_since = silent.then(|| known.silent_since.unwrap_or(now));
+            let is_long = |since: Option<Duration>, long| since.is_some_and(|since| now - since >= long);
+            let storage = &settings.storage;
+            if is_long(known.lacks_since, storage.lost_for) || is_long(known.silent_since, storage.silent_for) {
                 known.may_start_at = Some(now);
             }
-            is_calm &= peer.storage.as_ref().is_some_and(|storage| with(storage, StorageCopy::Complete) >= WANTED);
+            let is_whole = |storage: &StorageView| storage.heard && with(storage, StorageCopy::Complete) >= WANTED;
+            is_calm &= peer.storage.as_ref().is_some_and(is_whole);
         }
         for name in self.processes.keys().filter(|_| is_calm) {
             let mut nodes = view.values().filter_map(|peer| peer.storage.as_ref()).flat_map(|storage| &storage.nodes);
-            if nodes.all(|node| node.name != *name || node.copy == StorageCopy::None) {
+            if nodes.all(|node| node.name != *name || (node.copy == StorageCopy::None && !node.is_kept)) {
                 self.may_stop_at.insert(name.clone(), now);
             }
         }
@@ -190,8 +207,8 @@ impl SimulatedStorage {
 
     pub fn stop(&mut self, node: &str) -> Outcome {
         // The decision may be old.
-        if self.peers.values().any(|peer| peer.copies.contains_key(node)) {
-            return Outcome::Rejected(format!("a peer has a copy at {node}"));
+        if self.peers.values().any(|peer| peer.copies.contains_key(node)) || self.processes[node].is_kept {
+            return Outcome::Rejected(format!("{node} is needed"));
         }
         let process = self.processes.get_mut(node).expect("it is simulated");
         self.stopped += u64::from(std::mem::replace(&mut process.runs, false));

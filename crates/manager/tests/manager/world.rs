@@ -29,7 +29,7 @@ pub fn settings() -> ManagerSettings {
     settings.memory.step_bytes = 64 << 20;
     (settings.compute.cold_for, settings.compute.down_pause) = (s(1), s(3));
     (settings.memory.period, settings.memory.pause, settings.memory.pause_max) = (s(1), s(4), s(8));
-    (settings.storage.lost_for, settings.storage.idle_for) = (s(2), s(4));
+    (settings.storage.lost_for, settings.storage.silent_for, settings.storage.idle_for) = (s(2), s(3), s(4));
     (settings.silent_max, settings.launch_max, settings.drain_max) = (s(3), s(5), s(3));
     settings.retry_pause = ms(200);
     settings.check().expect("they have room");
@@ -478,7 +478,7 @@ impl Pool for Process {
             };
             let free = (2..=64).map(|number| node_name(name, number)).find(|name| !peer.nodes.contains_key(name));
             let memory = (cut_off <= now).then_some(memory);
-            let storage = (cut_off <= now && world.storage.is_heard(name, now)).then(|| world.storage.view(name, now));
+            let storage = world.storage.view(name, now, cut_off <= now);
             let has_quotas = peer.has_quotas;
             view.insert(name.clone(), PeerView { nodes, memory, storage, free_name: free, has_quotas });
         }

@@ -59,8 +59,16 @@ pub struct LocalPool {
     /// The supervisor that was last seen, and the nodes of its plan.
     planned: (u32, BTreeSet<String>),
     memory: BTreeMap<String, (Instant, MemoryView)>,
-    /// `None`: the primary's storage has no copies, or it did not answer.
-    storage: BTreeMap<String, (Instant, Option<StorageReport>)>,
+    storage: BTreeMap<String, KnownStorage>,
+}
+
+/// Where the copies of a peer are, as far as this manager knows.
+struct KnownStorage {
+    /// When the primary was last asked, and whether it answered.
+    at: Instant,
+    heard: bool,
+    /// `None`: none has answered yet, or the peer's storage has no copies.
+    report: Option<StorageReport>,
 }
 
 /// An organisation's peer.
@@ -206,30 +214,35 @@ impl LocalPool {
 
     /// The copies of a peer, at most as old as [`REPORT_PERIOD`]; `None` while no primary answers that has copies.
     async fn storage(&mut self, peer: &LocalPeer, nodes: &[NodeView]) -> Option<StorageView> {
-        let stopped = StoppedStorage::load(&self.dir).ok()?.nodes;
+        let stopped = StoppedStorage::load(&self.dir).ok()?;
         let key = peer.key();
-        if self.storage.get(&key).is_none_or(|(at, _)| at.elapsed() >= REPORT_PERIOD) {
+        if self.storage.get(&key).is_none_or(|known| known.at.elapsed() >= REPORT_PERIOD) {
             let report = match primary(nodes) {
                 Some(primary) => copies(&self.folder(&primary.name)).await,
                 None => None,
             };
-            self.storage.insert(key.clone(), (Instant::now(), report));
+            // What was said last is kept, to know what a peer without a primary may need.
+            let known = self.storage.remove(&key).and_then(|known| known.report);
+            let heard = report.is_some();
+            self.storage.insert(key.clone(), KnownStorage { at: Instant::now(), heard, report: report.or(known) });
         }
-        let report = self.storage[&key].1.as_ref()?;
+        let KnownStorage { heard, report, .. } = &self.storage[&key];
+        let report = report.as_ref()?;
         let nodes = report.nodes.iter().map(|node| StorageNodeView {
             name: node.name.clone(),
-            runs: !stopped.contains(&node.name),
+            runs: !stopped.nodes.contains(&node.name),
+            is_kept: stopped.kept.contains(&node.name),
             copy: match node.copy.as_str() {
                 "complete" => StorageCopy::Complete,
                 "none" => StorageCopy::None,
                 _ => StorageCopy::Building,
             },
         });
-        Some(StorageView { wanted: report.wanted, nodes: nodes.collect() })
+        Some(StorageView { heard: *heard, wanted: report.wanted, nodes: nodes.collect() })
     }
 
     fn start_storage(&self, node: &str) -> Result<Outcome, String> {
-        StoppedStorage::set(&self.dir, node, false).map_err(text)?;
+        StoppedStorage::start(&self.dir, node, false).map_err(text)?;
         let is_ready = self.process(node).is_some();
         Ok(if is_ready { Outcome::Done } else { Outcome::Pending })
     }
@@ -242,22 +255,30 @@ impl LocalPool {
         }
         let endpoints = Endpoints::load(&self.dir).map_err(|error| error.to_string())?;
         for peer in endpoints.gateways.iter().map(|gateway| LocalPeer::new(&gateway.name)) {
-            let own = self.heard.iter().filter(|(name, _)| peer.number(name).is_some());
-            let mut primaries = own.filter(|(_, heard)| is_primary(&heard.report.role));
-            let folder = primaries.next().map(|(name, _)| self.folder(name));
-            let report = folder.and_then(|folder| self.runtime.block_on(copies(&folder)));
-            match report.map(|report| report.copy(node).to_owned()) {
-                Some(copy) if copy == "none" => {}
-                Some(copy) => {
-                    return Ok(Outcome::Rejected(format!("{} has a {copy} copy at {node}", peer.organization)));
-                }
-                None => {
-                    return Ok(Outcome::Rejected(format!("{} does not say where its copies are", peer.organization)));
+            let own = self
+                .heard
+                .iter()
+                .filter(|(name, heard)| peer.number(name).is_some() && heard.at.elapsed() < ANSWER_MAX);
+            // After a failover two may say so for a moment.
+            let primaries = own.filter(|(_, heard)| is_primary(&heard.report.role)).map(|(name, _)| self.folder(name));
+            let reports: Vec<_> = primaries.map(|folder| self.runtime.block_on(copies(&folder))).collect();
+            for report in &reports {
+                match report.as_ref().map(|report| report.copy(node)) {
+                    Some("none") => {}
+                    Some(copy) => {
+                        return Ok(Outcome::Rejected(format!("{} has a {copy} copy at {node}", peer.organization)));
+                    }
+                    None => return Ok(Outcome::Rejected(unheard(&peer))),
                 }
             }
+            if reports.is_empty() {
+                return Ok(Outcome::Rejected(unheard(&peer)));
+            }
         }
-        StoppedStorage::set(&self.dir, node, true).map_err(text)?;
-        Ok(Outcome::Pending)
+        match StoppedStorage::stop(&self.dir, node).map_err(text)? {
+            true => Ok(Outcome::Pending),
+            false => Ok(Outcome::Rejected(format!("an operator has had {node} started"))),
+        }
     }
 
     /// The process of a node, if it runs.
@@ -352,6 +373,10 @@ impl Pool for LocalPool {
         };
         done.unwrap_or_else(Outcome::Ambiguous)
     }
+}
+
+fn unheard(peer: &LocalPeer) -> String {
+    format!("{} does not say where its copies are", peer.organization)
 }
 
 /// A node's own word that it commits for its peer.
