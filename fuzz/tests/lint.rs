@@ -31,6 +31,8 @@ const DECODERS: &[&str] = &[
     "sift/src/layout.rs",
     "sift/src/message.rs",
     "ordered_log/src/sift/message.rs",
+    "page_coherence/src/message.rs",
+    "page_coherence/src/page_list.rs",
     "raft/src/codec.rs",
     "raft/src/disk.rs",
     "raft/src/incarnations.rs",

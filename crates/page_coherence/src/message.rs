@@ -2,6 +2,7 @@
 //!
 //! A message has a head, which the state machines make and read, and a body of bytes of memory, which the shim around them
 //! appends and applies: a page, a difference, or the bytes of a range.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
 use wire::{Malformed, Reader, Writer};
@@ -283,7 +284,7 @@ fn put_range(kind: u8, range: PageBytes) -> Bytes {
 
 fn read_range(reader: &mut Reader<Bytes>) -> Result<PageBytes, Malformed> {
     let (page, offset, count) = (read_page(reader)?, reader.u16()?, reader.u16()?);
-    let end = u64::from(offset) + u64::from(count);
+    let end = u64::from(offset).saturating_add(count.into());
     match count > 0 && end <= PAGE_BYTES {
         true => Ok(PageBytes { page, offset, count }),
         false => Err(reader.malformed("a range is empty, or ends behind its page")),

@@ -7,6 +7,7 @@
 //! `gap` is the number of pages between the end of the run before (page 0 for the first) and this run. A varint has seven
 //! bits a byte, lowest first, the high bit set on all bytes but the last, and no needless bytes. Two neighbouring runs with
 //! the same right would be one run, so a set of pages has one encoding.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use std::ops::Range;
 
@@ -46,6 +47,7 @@ impl PageList {
         }
     }
 
+    #[allow(clippy::arithmetic_side_effects, reason = "the runs of a map are in order, and none is empty")]
     fn encode(runs: impl Iterator<Item = (Range<u64>, bool)>) -> PageList {
         let mut writer = Writer::new();
         let (mut count, mut end) = (0, 0);
@@ -96,7 +98,7 @@ impl PageList {
 
     /// Bytes that it takes in a message.
     pub fn encoded_bytes(&self) -> usize {
-        4 + self.encoded.len()
+        self.encoded.len().saturating_add(4)
     }
 }
 
@@ -132,7 +134,7 @@ fn read_varint<I: Input>(reader: &mut Reader<I>) -> Result<u64, Malformed> {
     // Numbers of pages have 36 bits, with the right 37: six bytes of seven bits hold them.
     for shift in (0..42).step_by(7) {
         let byte = reader.u8()?;
-        number |= u64::from(byte & 0x7f) << shift;
+        number |= u64::from(byte & 0x7f).wrapping_shl(shift);
         if byte & 0x80 == 0 {
             return match byte == 0 && shift > 0 {
                 true => Err(reader.malformed("a number has needless bytes")),
