@@ -9,9 +9,11 @@ use farmem::RegionAllocator;
 
 use crate::memory_store::MemoryStore;
 use crate::regions::region;
+use crate::time_limit::time_limit;
 
 #[test]
 fn blocks_never_overlap_and_keep_their_content() {
+    let _limit = time_limit();
     let allocator = RegionAllocator::new(region(1 << 20, 256 << 10, Arc::new(MemoryStore::default())));
     let mut rng = Prng::new(3);
     let mut blocks: BTreeMap<usize, (Layout, u8)> = BTreeMap::new();

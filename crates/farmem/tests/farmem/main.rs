@@ -12,3 +12,4 @@ mod regions;
 mod stores;
 mod table_world;
 mod tables;
+mod time_limit;

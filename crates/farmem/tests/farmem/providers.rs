@@ -11,6 +11,7 @@ use rma::tcp::TcpProvider;
 use rma::{HostConfig, NodeId, Provider, Token};
 
 use crate::regions::{compare_with_model, region};
+use crate::time_limit::time_limit;
 
 const TOKEN: Token = Token::new([3; 32]);
 const SECTION: u64 = 256 << 10;
@@ -56,6 +57,7 @@ fn far_region(runtime: &production::Runtime, pool: &Pool, storage: Option<Arc<dy
 
 #[test]
 fn a_region_over_two_donors_reads_what_was_written() {
+    let _limit = time_limit();
     for provider in providers() {
         let name = provider.name();
         let runtime = production::Runtime::new(2).expect("threads");
@@ -71,6 +73,7 @@ fn a_region_over_two_donors_reads_what_was_written() {
 
 #[test]
 fn a_region_larger_than_the_pool_has_its_coldest_pages_in_storage() {
+    let _limit = time_limit();
     for provider in providers() {
         let name = provider.name();
         let runtime = production::Runtime::new(2).expect("threads");
@@ -91,6 +94,7 @@ fn a_region_larger_than_the_pool_has_its_coldest_pages_in_storage() {
 
 #[test]
 fn a_donor_that_stops_loses_its_pages_and_no_byte_is_wrong() {
+    let _limit = time_limit();
     for provider in providers() {
         let name = provider.name();
         let runtime = production::Runtime::new(2).expect("threads");

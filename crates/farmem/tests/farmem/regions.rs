@@ -9,6 +9,7 @@ use base::rt::simulation::Prng;
 use farmem::{PAGE_BYTES, PageNumber, PageRange, PageStore, Region, RegionConfig, guard};
 
 use crate::memory_store::MemoryStore;
+use crate::time_limit::time_limit;
 
 /// Names the test that is run again, in a process of its own, and how it ends there.
 const ENDS: &str = "HEDDLE_FARMEM_ENDS";
@@ -44,6 +45,7 @@ pub fn compare_with_model(region: &mut Region, accesses: u64, seed: u64) {
 
 #[test]
 fn random_access_with_an_eighth_of_the_memory_reads_what_was_written() {
+    let _limit = time_limit();
     let mut region = region(8 << 20, 1 << 20, Arc::new(MemoryStore::default()));
     compare_with_model(&mut region, 20_000, 1);
     let stats = region.stats();
@@ -54,6 +56,7 @@ fn random_access_with_an_eighth_of_the_memory_reads_what_was_written() {
 
 #[test]
 fn a_store_that_fails_now_and_then_costs_time_and_no_bytes() {
+    let _limit = time_limit();
     let store = Arc::new(MemoryStore::default());
     store.is_flaky.store(true, Ordering::Relaxed);
     let mut region = region(1 << 20, 256 << 10, store);
@@ -65,6 +68,7 @@ fn a_store_that_fails_now_and_then_costs_time_and_no_bytes() {
 #[allow(clippy::disallowed_methods, reason = "threads that fault are what is tested")]
 fn several_threads_share_a_region() {
     const THREADS: usize = 4;
+    let _limit = time_limit();
     let region = region(8 << 20, 1 << 20, Arc::new(MemoryStore::default()));
     let pages = region.len() / PAGE_BYTES;
     std::thread::scope(|scope| {
@@ -92,6 +96,7 @@ fn several_threads_share_a_region() {
 
 #[test]
 fn system_calls_wait_for_their_pages() {
+    let _limit = time_limit();
     let mut region = region(4 << 20, 512 << 10, Arc::new(MemoryStore::default()));
     let mut file = tempfile::tempfile().expect("a file");
     let content: Vec<u8> = (0..region.len()).map(|byte| (byte * 7 / 5) as u8).collect();
@@ -109,17 +114,23 @@ fn system_calls_wait_for_their_pages() {
 
 #[test]
 fn a_stream_faults_once_for_many_pages() {
-    let mut region = region(16 << 20, 4 << 20, Arc::new(MemoryStore::default()));
+    const BUDGET: usize = 4 << 20;
+    let _limit = time_limit();
+    let mut region = region(16 << 20, BUDGET, Arc::new(MemoryStore::default()));
     region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).enumerate().for_each(|(page, bytes)| bytes[5] = page as u8);
     let before = region.stats();
     for (page, bytes) in region.as_slice().chunks_exact(PAGE_BYTES).enumerate() {
+        // How far ahead a fault reads depends on how much room there is. The evictor keeps a sixteenth of the budget free.
+        while region.stats().resident_pages > (BUDGET / PAGE_BYTES * 15 / 16) as u64 {
+            std::thread::yield_now();
+        }
         assert_eq!(bytes[5], page as u8);
     }
     let stats = region.stats();
     println!("{before:?}\n{stats:?}");
     let (faults, hits) = (stats.faults - before.faults, stats.prefetch_hits - before.prefetch_hits);
-    // How far ahead depends on how fast the evictor makes room.
-    assert!(faults < 2000, "{faults} faults for 4096 pages");
+    // At least 32 pages for each, but for the first ones.
+    assert!(faults < 400, "{faults} faults for 4096 pages");
     assert!(hits > 1000, "{hits} pages were there before the program");
 }
 
@@ -136,6 +147,7 @@ fn region_with_a_loss() -> Region {
 
 #[test]
 fn a_lost_page_is_an_error_that_names_the_node_and_other_pages_are_not_affected() {
+    let _limit = time_limit();
     let mut region = region_with_a_loss();
     let mut bytes = [0; 8];
     for _ in 0..2 {
@@ -158,6 +170,7 @@ fn a_lost_page_is_an_error_that_names_the_node_and_other_pages_are_not_affected(
 
 #[test]
 fn an_access_to_a_lost_page_ends_the_program_with_a_message() {
+    let _limit = time_limit();
     if std::env::var(ENDS).is_ok() {
         let region = region_with_a_loss();
         println!("read {}", region.as_slice()[PAGE_BYTES]);
@@ -174,6 +187,7 @@ fn an_access_to_a_lost_page_ends_the_program_with_a_message() {
 
 #[test]
 fn a_region_ends_while_others_go_on() {
+    let _limit = time_limit();
     for round in 0..8 {
         let mut one = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()));
         let mut other = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()));
@@ -186,6 +200,7 @@ fn a_region_ends_while_others_go_on() {
 
 #[test]
 fn options_that_make_no_sense_are_refused() {
+    let _limit = time_limit();
     for (bytes, budget_bytes) in [(0, 1 << 20), (1 << 50, 1 << 20), (1 << 20, 4096)] {
         let store = Arc::new(MemoryStore::default());
         let config = RegionConfig { name: "test".to_owned(), bytes, budget_bytes, store };
