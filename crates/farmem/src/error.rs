@@ -13,7 +13,7 @@ pub enum Error {
     Config(String),
     /// The kernel does not let this process handle page faults.
     #[error(
-        "this process may not handle page faults in user space ({0}): far memory needs Linux 6.8 or newer, and read and \
+        "this process may not handle page faults in user space ({0}): far memory needs Linux 6.9 or newer, and read and \
          write access to /dev/userfaultfd, or vm.unprivileged_userfaultfd = 1, or the capability CAP_SYS_PTRACE"
     )]
     NoUserFaults(String),

@@ -41,7 +41,7 @@
 //! * Any access works, of any thread, that of system calls included: they sleep for their pages as the program does.
 //!
 //! # What it needs around it
-//! * Linux 6.8 or newer on x86-64, with `/dev/userfaultfd` open to this process, or `vm.unprivileged_userfaultfd = 1`.
+//! * Linux 6.9 or newer on x86-64, with `/dev/userfaultfd` open to this process, or `vm.unprivileged_userfaultfd = 1`.
 //! * An address space of [`pool`] that no other part of the program uses, in a runtime that goes on running: its
 //!   tasks notice lost donors.
 //! * The layers above decide what the bytes mean and what to do after a loss. Nothing of a region outlives its process.

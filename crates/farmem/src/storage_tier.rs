@@ -1,6 +1,8 @@
 //! The tier below the memory pool: storage for the pages that the pool has no room for.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base::rt::disk::{Directory, File};
 use base::{Bytes, BytesMut};
@@ -21,12 +23,17 @@ pub trait StorageTier: Send + Sync + 'static {
     fn write(&self, range: PageRange, bytes: Bytes) -> StoreFuture<'_, ()>;
 }
 
+/// Attempts to read a page, after which it is lost. Whoever needs it pauses between two of them.
+const READ_ATTEMPTS: u32 = 100;
+
 /// Pages in one file, at their offsets, with their checksums in memory. The file is sparse: it takes as much room as pages
 /// were written.
 pub struct FileStorage {
     file: File,
     name: String,
     checksums: Mutex<Vec<u64>>,
+    /// How often pages could not be read in succession.
+    failures: Mutex<BTreeMap<PageNumber, u32>>,
 }
 
 impl FileStorage {
@@ -34,16 +41,27 @@ impl FileStorage {
     ///
     /// # Errors
     /// An error of the operating system.
-    pub fn create(directory: &Directory, name: &str, pages: u32) -> std::io::Result<FileStorage> {
+    pub fn create(directory: &Directory, name: &str, pages: u32) -> io::Result<FileStorage> {
         let file = directory.open_file(name, true)?;
         file.truncate(0)?;
         let name = format!("the file {}", directory.path().join(name).display());
-        Ok(FileStorage { file, name, checksums: Mutex::new(vec![0; pages as usize]) })
+        let checksums = Mutex::new(vec![0; pages as usize]);
+        Ok(FileStorage { file, name, checksums, failures: Mutex::default() })
     }
 
     fn read_now(&self, range: PageRange, mut into: BytesMut) -> Result<BytesMut, StoreError> {
-        let read = self.file.read_exact_at(range.first.offset(), range.bytes());
-        let bytes = read.map_err(|error| StoreError::Unavailable(format!("{}: {error}", self.name)))?;
+        let bytes = match self.file.read_exact_at(range.first.offset(), range.bytes()) {
+            Ok(bytes) => bytes,
+            // One page of them may be to blame.
+            Err(_) if range.pages > 1 => {
+                for page in range.iter() {
+                    into = self.read_now(PageRange::of(page), into)?;
+                }
+                return Ok(into);
+            }
+            Err(error) => return Err(self.read_failed(range.first, &error)),
+        };
+        self.forget_failures(range);
         let checksums = self.checksums.lock().unwrap_or_else(PoisonError::into_inner);
         for (page, content) in pages(range, &bytes) {
             if checksums[page.0 as usize] != checksum(page, content) {
@@ -54,9 +72,40 @@ impl FileStorage {
         Ok(into)
     }
 
+    fn read_failed(&self, page: PageNumber, error: &io::Error) -> StoreError {
+        let mut failures = self.failures();
+        let attempts = failures.entry(page).or_default();
+        *attempts += 1;
+        match *attempts {
+            ..READ_ATTEMPTS => StoreError::Unavailable(format!("{}: {error}", self.name)),
+            _ => StoreError::Lost { range: PageRange::of(page), node: format!("{} ({error})", self.name) },
+        }
+    }
+
+    fn failures(&self) -> MutexGuard<'_, BTreeMap<PageNumber, u32>> {
+        // Consistent between any two statements.
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget_failures(&self, range: PageRange) {
+        let mut failures = self.failures();
+        if !failures.is_empty() {
+            failures.retain(|page, _| !(range.first.0..range.end()).contains(&page.0));
+        }
+    }
+
+    fn failure(&self, error: &io::Error) -> StoreError {
+        let text = format!("{}: {error}", self.name);
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::Full(text),
+            _ => StoreError::Unavailable(text),
+        }
+    }
+
     fn write_now(&self, range: PageRange, bytes: &Bytes) -> Result<(), StoreError> {
         let written = self.file.write_at(range.first.offset(), bytes);
-        written.map_err(|error| StoreError::Unavailable(format!("{}: {error}", self.name)))?;
+        written.map_err(|error| self.failure(&error))?;
+        self.forget_failures(range);
         let mut checksums = self.checksums.lock().unwrap_or_else(PoisonError::into_inner);
         for (page, content) in pages(range, bytes) {
             checksums[page.0 as usize] = checksum(page, content);

@@ -15,6 +15,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 use super::mapping::Mapping;
 use crate::error::Error;
+use crate::page::PAGE_BYTES;
 
 const API_VERSION: u64 = 0xaa;
 
@@ -147,6 +148,22 @@ impl UserFaults {
             })
         })?;
         Ok(faults)
+    }
+
+    /// Moves a page of zeros, which Linux 6.8 refuses as if a device were using it: such a page could never leave a region.
+    ///
+    /// # Errors
+    /// [`Error::NoUserFaults`], [`Error::System`].
+    pub(crate) fn check_moves(&self) -> Result<(), Error> {
+        let pages = Mapping::reserve(2 * PAGE_BYTES)?;
+        self.register(&pages, false)?;
+        let bytes = PAGE_BYTES as u64;
+        let zeroed = self.zero(pages.address(), bytes);
+        let moved = zeroed.and_then(|()| self.move_pages(pages.address() + bytes, pages.address(), bytes));
+        match moved.map_err(|error| Error::from_io("cannot try how the kernel moves pages", &error))? {
+            0 => Err(Error::NoUserFaults("the kernel does not move pages of zeros, as Linux does from 6.9 on".to_owned())),
+            _ => Ok(()),
+        }
     }
 
     /// Executes an `ioctl`. Each constant of this module is used with the structure whose size it carries.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::read_ahead::ReadAheadQueue;
+use super::room::LastObstacle;
 use crate::error::Error;
 use crate::guard::FaultSite;
 use crate::kernel::mapping::Mapping;
@@ -30,6 +31,8 @@ pub(crate) struct PagerCore {
     table: Mutex<RegionTable>,
     /// Pages were evicted.
     room: Condvar,
+    /// Why there may be no room.
+    pub(super) obstacle: LastObstacle,
     /// The evictor has something to do, or the region ends.
     work: Condvar,
     stopping: AtomicBool,
@@ -40,6 +43,7 @@ pub(crate) struct PagerCore {
 impl PagerCore {
     pub(crate) fn new(name: String, table: RegionTable, pages: u32, store: Arc<dyn PageStore>) -> Result<Self, Error> {
         let faults = UserFaults::open()?;
+        faults.check_moves()?;
         let memory = Mapping::reserve(pages as usize * PAGE_BYTES)?;
         let doorbell = Mapping::reserve(PAGE_BYTES)?;
         faults.register(&memory, true)?;
@@ -55,6 +59,7 @@ impl PagerCore {
             ahead: ReadAheadQueue::default(),
             table: Mutex::new(table),
             room: Condvar::new(),
+            obstacle: LastObstacle::default(),
             work: Condvar::new(),
             stopping: AtomicBool::new(false),
             has_waiting: AtomicBool::new(false),

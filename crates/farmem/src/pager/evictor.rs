@@ -5,44 +5,37 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::Bytes;
-use base::rt::{self, Instant};
+use base::rt;
 use futures_util::future::join_all;
 
 use super::core::PagerCore;
+use super::room::EvictionOutcome;
 use crate::kernel::dropping::PageDropper;
 use crate::kernel::eviction_buffer::EvictionBuffer;
 use crate::page::{PAGE_BYTES, PageNumber, PageRange, ranges_of};
-use crate::store::StoreError;
 use crate::table::{Eviction, SPAN_PAGES_MAX};
 
-/// The pause after a write-back that failed.
+/// The pause after a write-back that failed, or an eviction that moved no page.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
-/// For how long a store may have no room, before the program ends: a thread that needs a page can never go on.
-const FULL_MAX: Duration = Duration::from_secs(30);
 
 /// Evicts pages until the region ends.
 pub(crate) async fn run(core: Arc<PagerCore>, mut buffer: EvictionBuffer) {
     let mut dropper = PageDropper::new();
-    let mut full_since: Option<Instant> = None;
     while core.wait_for_work() {
         let eviction = core.table().begin_eviction(|page| core.store.holds(page));
         let Some(eviction) = eviction else {
+            core.obstacle.set(None);
             core.wait_for_change();
             continue;
         };
-        let failure = evict(&core, &mut dropper, &mut buffer, &eviction).await;
+        let outcome = evict(&core, &mut dropper, &mut buffer, &eviction).await;
+        core.obstacle.set(outcome.obstacle());
         core.announce_room();
-        let Some(failure) = failure else {
-            full_since = None;
+        if outcome.failure.is_none() && outcome.left > 0 {
             continue;
-        };
-        tracing::warn!(region = %core.name, %failure, "evicted pages could not be written back; they stay, and are tried again");
-        if let StoreError::Full(why) = failure {
-            let since = *full_since.get_or_insert_with(rt::now);
-            let error =
-                std::io::Error::other(format!("{why}; give the pool more memory, or the region a storage tier"));
-            let outcome = if since.elapsed() > FULL_MAX { Err(error) } else { Ok(()) };
-            core.or_end("there is no room for its pages", outcome);
+        }
+        if let Some(failure) = outcome.failure {
+            tracing::warn!(region = %core.name, %failure, "evicted pages could not be written back; they stay, and are tried again");
         }
         rt::sleep(RETRY_PAUSE).await;
     }
@@ -54,13 +47,13 @@ struct MovedPages {
     offset: usize,
 }
 
-/// Evicts pages. Returns why some of them are resident again, if they are.
+/// Evicts pages, some of which may be resident again afterwards.
 async fn evict(
     core: &PagerCore,
     dropper: &mut PageDropper,
     buffer: &mut EvictionBuffer,
     eviction: &Eviction,
-) -> Option<StoreError> {
+) -> EvictionOutcome {
     let clean: Vec<(u64, usize)> = eviction.to_drop.iter().map(|range| (range.first.offset(), range.bytes())).collect();
     core.or_end("cannot drop pages", dropper.drop_ranges(&core.memory, &clean));
     {
@@ -93,28 +86,31 @@ async fn evict(
         core.or_end("cannot restore a page", core.faults.copy(core.address(*range), bytes, false));
     }
     core.or_end("cannot empty the buffer", buffer.clear());
-    let failure = {
+    let gone = eviction.to_drop.iter().chain(&zeros).map(|range| range.pages).sum();
+    let mut outcome = EvictionOutcome { left: gone, failure: None };
+    {
         let mut table = core.table();
         zeros.iter().for_each(|range| table.left_zero(*range));
-        let mut failure = None;
-        for ((range, _), outcome) in writes.iter().zip(outcomes) {
-            match outcome {
-                Ok(()) => table.written(*range),
+        for ((range, _), written) in writes.iter().zip(outcomes) {
+            match written {
+                Ok(()) => {
+                    table.written(*range);
+                    outcome.left += range.pages;
+                }
                 Err(error) => {
                     table.restored(*range);
-                    failure = Some(error);
+                    outcome.fail(error);
                 }
             }
         }
-        failure
-    };
+    }
     // A thread that waits was told so while these pages were leaving, so before this point.
     if core.has_waiting.swap(false, Ordering::Relaxed) {
         for range in eviction.to_drop.iter().chain(&eviction.to_write) {
             core.wake(*range);
         }
     }
-    failure
+    outcome
 }
 
 /// Moves a range into the buffer, but for the pages that a device is using.

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use base::BytesMut;
-use base::rt;
+use base::rt::{self, Instant};
 
 use super::core::PagerCore;
 use super::read_ahead::ReadAheadRequest;
@@ -50,6 +50,7 @@ impl Handler<'_> {
         let core = self.core;
         let range = PageRange::of(page);
         let (address, bytes) = (core.address(range), range.bytes() as u64);
+        let mut waits_since: Option<Instant> = None;
         let plan = loop {
             let mut table = core.table();
             match table.fault(page, access) {
@@ -65,6 +66,8 @@ impl Handler<'_> {
                 // No thread of the program waits any more: this one was woken after it had been reported. Nobody makes room now.
                 return;
             }
+            let waited = waits_since.get_or_insert_with(rt::now).elapsed();
+            core.or_end("there is no room for a page", core.obstacle.check(waited));
             core.wait_for_room();
         };
         match plan {

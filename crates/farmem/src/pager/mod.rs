@@ -24,6 +24,7 @@ mod evictor;
 mod handler;
 mod prefetcher;
 mod read_ahead;
+mod room;
 
 pub(crate) use core::PagerCore;
 pub(crate) use evictor::run as run_evictor;

@@ -7,8 +7,10 @@
 mod allocators;
 mod memory_store;
 mod mutants;
+mod pinned;
 mod providers;
 mod regions;
+mod storages;
 mod stores;
 mod table_world;
 mod tables;
