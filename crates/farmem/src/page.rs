@@ -48,6 +48,11 @@ impl PageRange {
         (self.first.0..self.end()).map(PageNumber)
     }
 
+    /// Whether all pages of another range are among them.
+    pub fn contains(self, other: PageRange) -> bool {
+        self.first <= other.first && other.end() <= self.end()
+    }
+
     /// How many bytes they have.
     pub fn bytes(self) -> usize {
         self.pages as usize * PAGE_BYTES

@@ -1,9 +1,11 @@
 //! What the store knows of each group of pages, and the clock that decides which group gives up its frame.
 
+use std::collections::BTreeMap;
+
 use pool::SectionId;
 
 use super::frames::{FrameNumber, Frames};
-use crate::page::{PageGroup, PageNumber};
+use crate::page::{PageGroup, PageNumber, PageRange};
 
 /// One group. The sets have a bit for each page.
 #[derive(Clone, Copy, Default)]
@@ -22,8 +24,10 @@ pub(super) struct Group {
     pub(super) is_used: bool,
     /// The frame is being given up: new reads wait.
     pub(super) is_leaving: bool,
-    /// A write to the frame has failed, and might take effect later.
+    /// A write to the frame is in flight, or has failed and might take effect later.
     pub(super) is_tainted: bool,
+    /// The group is one of [`GroupTable::emptied`].
+    is_emptied: bool,
 }
 
 /// The groups of a region and the frames of its store.
@@ -33,11 +37,22 @@ pub(super) struct GroupTable {
     hand: u32,
     /// Lost sections, each with the groups that lost pages, in order.
     lost_in: Vec<(SectionId, Vec<PageGroup>)>,
+    /// Pages that storage has lost, with its name.
+    lost_in_storage: BTreeMap<PageNumber, String>,
+    /// Groups that had no valid page in their frame when the last one was forgotten.
+    emptied: Vec<PageGroup>,
 }
 
 impl GroupTable {
     pub(super) fn new(groups: u32, frames: Frames) -> GroupTable {
-        GroupTable { groups: vec![Group::default(); groups as usize], frames, hand: 0, lost_in: Vec::new() }
+        GroupTable {
+            groups: vec![Group::default(); groups as usize],
+            frames,
+            hand: 0,
+            lost_in: Vec::new(),
+            lost_in_storage: BTreeMap::new(),
+            emptied: Vec::new(),
+        }
     }
 
     pub(super) fn get(&self, group: PageGroup) -> &Group {
@@ -53,6 +68,58 @@ impl GroupTable {
         let group = self.get(PageGroup::of(page));
         let bit = 1 << (page.0 % crate::page::GROUP_PAGES);
         (group.valid | group.stored) & !group.lost & bit != 0
+    }
+
+    /// Forgets pages: there is no newest version of them.
+    pub(super) fn forget(&mut self, range: PageRange) {
+        for (number, part) in range.by_group() {
+            let (group, bits) = (self.get_mut(number), !part.group_bits());
+            group.valid &= bits;
+            group.dirty &= bits;
+            group.stored &= bits;
+            group.lost &= bits;
+            if group.frame.is_some() && group.valid == 0 && !std::mem::replace(&mut group.is_emptied, true) {
+                self.emptied.push(number);
+            }
+        }
+        if !self.lost_in_storage.is_empty() {
+            self.lost_in_storage.retain(|page, _| !(range.first.0..range.end()).contains(&page.0));
+        }
+    }
+
+    /// A frame without valid pages, taken away from the group that has it. Only while nothing else changes.
+    pub(super) fn reclaim_frame(&mut self) -> Option<FrameNumber> {
+        let mut kept = Vec::new();
+        let mut found = None;
+        while found.is_none()
+            && let Some(number) = self.emptied.pop()
+        {
+            let group = self.get_mut(number);
+            if group.users > 0 || group.is_leaving {
+                kept.push(number);
+                continue;
+            }
+            group.is_emptied = false;
+            if group.frame.is_some() && group.valid == 0 {
+                self.give_up_frame(number);
+                found = self.frames.take();
+            }
+        }
+        self.emptied.append(&mut kept);
+        found
+    }
+
+    /// Notes that storage has lost pages, which are nowhere else.
+    pub(super) fn lose_stored(&mut self, range: PageRange, storage: &str) {
+        let group = self.get_mut(PageGroup::of(range.first));
+        group.stored &= !range.group_bits();
+        group.lost |= range.group_bits();
+        self.lost_in_storage.extend(range.iter().map(|page| (page, storage.to_owned())));
+    }
+
+    /// The storage that has lost a page.
+    pub(super) fn storage_that_lost(&self, page: PageNumber) -> Option<String> {
+        self.lost_in_storage.get(&page).cloned()
     }
 
     /// The next group that gives up its frame, if one can. It is leaving from now on.

@@ -77,14 +77,7 @@ impl PageStore for PoolStore {
     }
 
     fn discard(&self, range: PageRange) {
-        let mut table = self.inner.table();
-        for (number, part) in range.by_group() {
-            let (group, bits) = (table.get_mut(number), !part.group_bits());
-            group.valid &= bits;
-            group.dirty &= bits;
-            group.stored &= bits;
-            group.lost &= bits;
-        }
+        self.inner.table().forget(range);
     }
 }
 
@@ -160,15 +153,11 @@ impl PoolStoreInner {
     async fn read_slowly(&self, number: PageGroup, range: PageRange, into: BytesMut) -> Result<BytesMut, StoreError> {
         let changing = self.changes.lock().await;
         let bits = range.group_bits();
+        self.check_lost(number, bits)?;
         let group = *self.table().get(number);
-        if let Some(first) = number.pages(group.lost & bits).next() {
-            let lost = ranges_of(number.pages(group.lost & bits), GROUP_PAGES);
-            let section = self.table().lost_in(number);
-            let node = section.map_or_else(|| "a memory node".to_owned(), |id| donor(&self.space, id));
-            return Err(StoreError::Lost { range: lost.first().copied().unwrap_or(PageRange::of(first)), node });
-        }
         if group.valid & bits != bits {
             self.fetch(number, group).await?;
+            self.check_lost(number, bits)?;
         }
         // While nothing changes, no frame is leaving.
         let Some(begun) = self.begin_read(number, range) else {
@@ -179,16 +168,42 @@ impl PoolStoreInner {
         read.await
     }
 
-    /// Reads the pages of a group that storage alone has into its frame.
+    fn check_lost(&self, number: PageGroup, bits: u16) -> Result<(), StoreError> {
+        let table = self.table();
+        let lost: Vec<PageNumber> = number.pages(table.get(number).lost & bits).collect();
+        let Some(first) = lost.first() else { return Ok(()) };
+        if let Some(node) = table.storage_that_lost(*first) {
+            return Err(StoreError::Lost { range: PageRange::of(*first), node });
+        }
+        let section = table.lost_in(number);
+        let with_donor = lost.iter().copied().filter(|page| table.storage_that_lost(*page).is_none());
+        let range = ranges_of(with_donor, GROUP_PAGES).first().copied().unwrap_or(PageRange::of(*first));
+        drop(table);
+        let node = section.map_or_else(|| "a memory node".to_owned(), |id| donor(&self.space, id));
+        Err(StoreError::Lost { range, node })
+    }
+
+    /// Reads the pages of a group that storage alone has into its frame. What storage has lost is noted, and the rest is read.
     async fn fetch(&self, number: PageGroup, group: Group) -> Result<(), StoreError> {
         let Some(storage) = &self.storage else {
             return Err(StoreError::Unavailable(format!("group {} was never written", number.0)));
         };
-        let missing = group.stored & !group.valid & !group.lost;
+        let mut missing = group.stored & !group.valid & !group.lost;
         let frame = self.frame_of(number).await?;
-        for range in ranges_of(number.pages(missing), GROUP_PAGES) {
-            let bytes = storage.read(range, BytesMut::new()).await?;
-            self.write_frame(number, frame, range, bytes.freeze(), false).await?;
+        // Each round reads a range, or loses a page of it.
+        while let Some(range) = ranges_of(number.pages(missing), GROUP_PAGES).first().copied() {
+            let read = match storage.read(range, BytesMut::new()).await {
+                Ok(bytes) => {
+                    self.write_frame(number, frame, range, bytes.freeze(), false).await?;
+                    range.group_bits()
+                }
+                Err(StoreError::Lost { range: lost, node }) if range.contains(lost) => {
+                    self.table().lose_stored(lost, &node);
+                    lost.group_bits()
+                }
+                Err(error) => return Err(error),
+            };
+            missing &= !read;
         }
         Ok(())
     }
@@ -198,10 +213,10 @@ impl PoolStoreInner {
         let _changing = self.changes.lock().await;
         let parts: Vec<(PageGroup, PageRange)> = range.by_group().collect();
         // Until a write is acknowledged there is no newest version; if one fails, there is none either.
-        parts.iter().for_each(|(number, part)| self.forget(*number, part.group_bits()));
+        self.table().forget(range);
         for some in parts.chunks(WRITE_GROUPS_MAX) {
             if let Err(error) = self.write_groups(range, &bytes, some).await {
-                parts.iter().for_each(|(number, part)| self.forget(*number, part.group_bits()));
+                self.table().forget(range);
                 return Err(error);
             }
         }
@@ -230,15 +245,6 @@ impl PoolStoreInner {
         join_all(writes).await.into_iter().collect()
     }
 
-    fn forget(&self, number: PageGroup, bits: u16) {
-        let mut table = self.table();
-        let group = table.get_mut(number);
-        group.valid &= !bits;
-        group.dirty &= !bits;
-        group.stored &= !bits;
-        group.lost &= !bits;
-    }
-
     /// Writes pages into a group's frame; they are valid then, and dirty if storage does not have them.
     async fn write_frame(
         &self,
@@ -249,6 +255,8 @@ impl PoolStoreInner {
         is_dirty: bool,
     ) -> Result<(), StoreError> {
         let (address, section) = self.place_of(frame, range);
+        // Until the write is acknowledged, also if this future is dropped. A loss meanwhile takes the frame and the mark away.
+        self.table().get_mut(number).is_tainted = true;
         let posted = self.space.write(address, &[bytes]);
         self.space.flush();
         let outcome = posted.await;
@@ -257,6 +265,7 @@ impl PoolStoreInner {
         match outcome {
             // The section may have been lost meanwhile, and the frame with it.
             Ok(()) if group.frame == Some(frame) => {
+                group.is_tainted = false;
                 group.valid |= range.group_bits();
                 group.dirty |= if is_dirty { range.group_bits() } else { 0 };
                 group.is_used = true;
@@ -264,7 +273,6 @@ impl PoolStoreInner {
             }
             Ok(()) => {}
             Err(error) => {
-                group.is_tainted = true;
                 drop(table);
                 self.space.note_failure(address, &error);
                 if is_lost(&error) {
@@ -325,7 +333,11 @@ impl PoolStoreInner {
     async fn free_frame(&self) -> Result<FrameNumber, StoreError> {
         let mut why = StoreError::Full("every frame of the pool is being read".to_owned());
         for _ in 0..FRAME_ATTEMPTS {
-            if let Some(frame) = self.table().frames.take() {
+            let free = {
+                let mut table = self.table();
+                table.frames.take().or_else(|| table.reclaim_frame())
+            };
+            if let Some(frame) = free {
                 return Ok(frame);
             }
             match self.space.grow().await {

@@ -245,6 +245,67 @@ fn without_storage_a_full_pool_says_so() {
     assert!(run.full > 0 && run.lost == 0);
 }
 
+/// One bad page made every page of its group that storage alone had unreadable, and then lost.
+#[test]
+fn a_page_that_storage_has_lost_takes_no_other_page_with_it() {
+    let simulation = Simulation::new(1).time_max(Duration::from_secs(3600));
+    let run = simulation.run(|sim| async move {
+        let provider = SimProvider::new(&sim);
+        (0..DONORS.len()).for_each(|which| start_donor(&sim, &provider, which));
+        rt::sleep(Duration::from_millis(50)).await;
+        let directory = Directory::open("far").await.expect("the disk works");
+        let storage = Arc::new(FileStorage::create(&directory, "pages", PAGES).expect("the disk works"));
+        let store = PoolStore::new(open(&provider).await, PAGES, Some(storage)).expect("the options are good");
+        for first in (0..PAGES).step_by(GROUP_PAGES as usize) {
+            let range = PageRange { first: PageNumber(first), pages: GROUP_PAGES };
+            let bytes: Vec<u8> = range.iter().flat_map(|page| content(page, 1)).collect();
+            store.write(range, Bytes::from(bytes)).await.expect("there is room");
+        }
+        // By now the first groups are in storage alone.
+        let bad = [PageNumber(3), PageNumber(9)];
+        let file = directory.open_file("pages", false).expect("it is there");
+        bad.iter().for_each(|page| file.write_at(page.offset() + 100, b"rot").expect("the disk works"));
+        for _ in 0..2 {
+            for page in (0..GROUP_PAGES).map(PageNumber) {
+                match store.read(PageRange::of(page), BytesMut::new()).await {
+                    Ok(bytes) => assert!(bytes == content(page, 1) && !bad.contains(&page), "page {}", page.0),
+                    Err(StoreError::Lost { range, node }) => {
+                        assert!(bad.contains(&page) && range == PageRange::of(page), "{range:?} for page {}", page.0);
+                        assert!(node.contains("pages"), "{node}");
+                    }
+                    Err(error) => panic!("page {}: {error}", page.0),
+                }
+            }
+        }
+        // What is written anew is not lost.
+        store.write(PageRange::of(bad[0]), Bytes::from(content(bad[0], 2))).await.expect("there is room");
+        let read = store.read(PageRange::of(bad[0]), BytesMut::new()).await.expect("it was written");
+        assert_eq!(read, content(bad[0], 2));
+    });
+    run.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+/// Groups whose pages were all discarded kept their frames, and a pool that held nothing was full.
+#[test]
+fn the_frames_of_discarded_groups_are_used_again() {
+    let simulation = Simulation::new(1).time_max(Duration::from_secs(3600));
+    let run = simulation.run(|sim| async move {
+        let provider = SimProvider::new(&sim);
+        (0..DONORS.len()).for_each(|which| start_donor(&sim, &provider, which));
+        rt::sleep(Duration::from_millis(50)).await;
+        let store = PoolStore::new(open(&provider).await, PAGES, None).expect("the options are good");
+        let group = |first| PageRange { first: PageNumber(first), pages: GROUP_PAGES };
+        for first in (0..PAGES).step_by(GROUP_PAGES as usize) {
+            let bytes: Vec<u8> = group(first).iter().flat_map(|page| content(page, 1)).collect();
+            store.write(group(first), Bytes::from(bytes)).await.expect("the earlier pages need no room any more");
+            let read = store.read(group(first), BytesMut::new()).await.expect("it was written");
+            assert_eq!(read[..PAGE_BYTES], content(PageNumber(first), 1));
+            store.discard(group(first));
+        }
+    });
+    run.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
 #[test]
 fn every_mutant_of_the_store_is_caught() {
     for mutant in [Mutant::WrittenIsClean, Mutant::DropDirtyFrame] {
