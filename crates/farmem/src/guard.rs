@@ -5,7 +5,7 @@
 //! 2. The handler of that signal finds the region of the address. If the thread is within [`guard`], the handler has it
 //!    go on at the end of `guard`, which returns the loss.
 //! 3. Otherwise the handler writes which region, and which node, to standard error, and lets the signal end the process.
-//! 4. SIGBUS at other addresses goes to the handler that was there before.
+//! 4. SIGBUS at other addresses, or sent by a program, goes to the handler that was there before.
 //!
 //! The handler is installed once, with the first region of the process. It allocates nothing and takes no lock.
 //!
@@ -16,6 +16,7 @@
 use std::any::Any;
 use std::arch::global_asm;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
@@ -50,11 +51,48 @@ static SITES: Mutex<Vec<Arc<SiteLosses>>> = Mutex::new(Vec::new());
 /// What handled SIGBUS before.
 static EARLIER: OnceLock<libc::sigaction> = OnceLock::new();
 
+/// Lost ranges by their first page, with the numbers of their nodes. Neighbours with one node are one range.
+#[derive(Default)]
+struct LossesByPage {
+    ranges: BTreeMap<u32, (PageRange, usize)>,
+    nodes: Vec<String>,
+}
+
+impl LossesByPage {
+    /// Whether the node has lost nothing before.
+    fn add(&mut self, mut range: PageRange, node: &str) -> bool {
+        let known = self.nodes.iter().position(|one| one == node);
+        let number = known.unwrap_or_else(|| {
+            self.nodes.push(node.to_owned());
+            self.nodes.len() - 1
+        });
+        if let Some((before, at)) = self.ranges.range(..range.first.0).next_back().map(|(_, found)| *found)
+            && before.end() == range.first.0
+            && at == number
+        {
+            range = PageRange { first: before.first, pages: before.pages + range.pages };
+        }
+        if let Some((behind, at)) = self.ranges.get(&range.end()).copied()
+            && at == number
+        {
+            self.ranges.remove(&behind.first.0);
+            range.pages += behind.pages;
+        }
+        self.ranges.insert(range.first.0, (range, number));
+        known.is_none()
+    }
+
+    fn node_of(&self, page: PageNumber) -> Option<&str> {
+        let (_, (range, node)) = self.ranges.range(..=page.0).next_back()?;
+        range.contains(PageRange::of(page)).then(|| self.nodes[*node].as_str())
+    }
+}
+
 struct SiteLosses {
     start: u64,
     bytes: u64,
     region: String,
-    lost: Mutex<Vec<Lost>>,
+    lost: Mutex<LossesByPage>,
 }
 
 /// A region that is known to the signal's handler, for as long as this exists.
@@ -82,22 +120,28 @@ impl FaultSite {
     /// Notes lost pages, before they are poisoned.
     pub(crate) fn note(&self, range: PageRange, node: &str) {
         let mut lost = self.losses.lost.lock().unwrap_or_else(PoisonError::into_inner);
-        let loss = Lost { region: self.losses.region.clone(), range, node: node.to_owned() };
-        // One text for each node, which stays: the handler may read it at any time from now on.
-        if !lost.iter().any(|earlier| earlier.node == loss.node) {
+        // One text more for each node, which stays: the handler may read it at any time from now on.
+        if lost.add(range, node) {
+            let nodes = lost.nodes.join(", ");
+            let nodes = if lost.nodes.len() > 1 { format!("one of {nodes}") } else { nodes };
             let message = format!(
-                "farmem: the region {} has lost pages with {node}. An access to one of them outside of farmem::guard ends \
+                "farmem: the region {} has lost pages with {nodes}. An access to one of them outside of farmem::guard ends \
                  this program, because its bytes are gone; it happened at page ",
                 self.losses.region
             );
             self.slot.message.store(Box::into_raw(Box::new(message)), Ordering::Release);
         }
-        lost.push(loss);
     }
 
     /// The losses so far.
     pub(crate) fn losses(&self) -> Vec<Lost> {
-        self.losses.lost.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let lost = self.losses.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        let loss = |(range, node): &(PageRange, usize)| Lost {
+            region: self.losses.region.clone(),
+            range: *range,
+            node: lost.nodes[*node].clone(),
+        };
+        lost.ranges.values().map(loss).collect()
     }
 }
 
@@ -192,21 +236,27 @@ extern "C" fn run<F: FnOnce() -> T, T>(argument: *mut c_void) {
 /// # Safety
 /// At a loss the thread leaves the closure in the middle, at any access to far memory, and runs no destructors of the
 /// closure's frames and of the functions that it calls. So none of them may hold, at such an access, a value whose destructor
-/// others rely on: a lock's guard, a borrowed `RefCell`, a scope of threads. Values that only own memory are leaked. Copies,
-/// arithmetic and loops over slices are fine. `Region::read` and `Region::write` need no such promise.
+/// others rely on: a lock's guard, a borrowed `RefCell`, a scope of threads. Values that only own memory are leaked. Nor may a
+/// function be left that has broken an invariant of a value which lives on: call no code of a library that calls back into the
+/// closure, or that works on far memory through `&mut` to a value from outside (a sort, `Vec::extend`, a map's entry). Values
+/// from outside that the closure changes must be plain data, every state of which is valid. Copies, arithmetic and loops over
+/// slices are fine. `Region::read` and `Region::write` need no such promise.
 pub unsafe fn guard<T>(access: impl FnOnce() -> T) -> Result<T, Lost> {
-    fn call<F: FnOnce() -> T, T>(frame: &mut GuardFrame, call: &mut GuardedCall<F, T>) -> c_int {
+    fn call<F: FnOnce() -> T, T>(frame: *mut GuardFrame, call: &mut GuardedCall<F, T>) -> c_int {
         // SAFETY: the function gets the argument that it expects. The assembly preserves the registers and the stack of its
         // caller on both ways out. The caller of `guard` has promised that the frames between may be left.
         unsafe { farmem_guarded_call(frame, run::<F, T>, ptr::from_mut(call).cast()) }
     }
     let mut frame = GuardFrame { stack: 0, address: 0 };
+    // The one way to the frame: the assembly and the signal's handler write to it.
+    let frame = &raw mut frame;
     let mut guarded = GuardedCall { access: Some(access), result: None };
-    let outer = GUARD.replace(&raw mut frame);
-    let left = call(&mut frame, &mut guarded);
+    let outer = GUARD.replace(frame);
+    let left = call(frame, &mut guarded);
     GUARD.set(outer);
     if left != 0 {
-        return Err(loss_at(frame.address));
+        // SAFETY: the frame lives until this function returns, and nothing else uses it any more.
+        return Err(loss_at(unsafe { (*frame).address }));
     }
     match guarded.result.expect("the closure has returned or panicked") {
         Ok(value) => Ok(value),
@@ -221,8 +271,7 @@ fn loss_at(address: u64) -> Lost {
     let site = found.expect("the handler looks for regions that exist");
     let page = PageNumber(((address - site.start) / PAGE_BYTES as u64) as u32);
     let lost = site.lost.lock().unwrap_or_else(PoisonError::into_inner);
-    let node = lost.iter().find(|loss| (loss.range.first.0..loss.range.end()).contains(&page.0));
-    let node = node.map_or_else(|| "an unknown node".to_owned(), |loss| loss.node.clone());
+    let node = lost.node_of(page).unwrap_or("an unknown node").to_owned();
     Lost { region: site.region.clone(), range: PageRange::of(page), node }
 }
 
@@ -255,10 +304,11 @@ fn install() -> Result<(), Error> {
 
 extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes both structures to a handler that was installed with SA_SIGINFO.
-    let address = unsafe { (*info).si_addr() } as u64;
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as u64) };
     let slot = SLOTS.iter().find(|slot| {
         let start = slot.start.load(Ordering::Acquire);
-        start != 0 && (start..slot.end.load(Ordering::Relaxed)).contains(&address)
+        // A signal that a program has sent, whose code is not positive, has no address.
+        code > 0 && start != 0 && (start..slot.end.load(Ordering::Relaxed)).contains(&address)
     });
     let Some(slot) = slot else { return pass_on(signal, info, context) };
     let frame = GUARD.get();
@@ -313,7 +363,15 @@ fn end_by(signal: c_int) {
 fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let earlier = EARLIER.get().map_or((libc::SIG_DFL, 0), |earlier| (earlier.sa_sigaction, earlier.sa_flags));
     match earlier {
-        (libc::SIG_DFL | libc::SIG_IGN, _) => end_by(signal),
+        // The kernel lets no process ignore an access that fails.
+        // SAFETY: as in `on_bus_error`.
+        (libc::SIG_IGN, _) if unsafe { (*info).si_code } <= 0 => {}
+        (libc::SIG_DFL | libc::SIG_IGN, _) => {
+            end_by(signal);
+            // Nothing is repeated that would send this signal again. It is blocked until the handler returns.
+            // SAFETY: the call has no memory argument, and a handler may call it.
+            unsafe { libc::raise(signal) };
+        }
         (handler, flags) if flags & libc::SA_SIGINFO != 0 => {
             // SAFETY: the kernel gave us this address as that of a handler with three arguments.
             let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
@@ -337,6 +395,19 @@ mod tests {
         for number in [0, 7, 10, 4_294_967_295, u64::MAX] {
             assert_eq!(decimal(number, &mut [b'\n'; 21]), format!("{number}\n").as_bytes());
         }
+    }
+
+    #[test]
+    fn lost_neighbours_of_one_node_are_one_range() {
+        let mut losses = LossesByPage::default();
+        let range = |first, pages| PageRange { first: PageNumber(first), pages };
+        let added = [(5, 1, "a"), (7, 1, "a"), (6, 1, "a"), (8, 2, "b"), (4, 1, "b"), (20, 1, "a")];
+        let is_new = added.map(|(first, pages, node)| losses.add(range(first, pages), node));
+        assert_eq!(is_new, [true, false, false, true, false, false]);
+        let ranges: Vec<_> = losses.ranges.values().copied().collect();
+        assert_eq!(ranges, [(range(4, 1), 1), (range(5, 3), 0), (range(8, 2), 1), (range(20, 1), 0)]);
+        let nodes = [3, 4, 7, 9, 10, 20].map(|page| losses.node_of(PageNumber(page)));
+        assert_eq!(nodes, [None, Some("b"), Some("a"), Some("b"), None, Some("a")]);
     }
 
     #[test]
