@@ -8,15 +8,18 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::error::Lost;
 use crate::page::PAGE_BYTES;
 use crate::region::Region;
+use crate::table::RegionStats;
 
 /// Bytes of the smallest block.
 const BLOCK_BYTES_MIN: usize = 16;
 /// Classes of sizes: from the smallest block to the largest region.
 const CLASSES: usize = 40;
 
-/// Hands out blocks of a region, to any thread. The blocks end with it.
+/// Hands out blocks of a region, to any thread. The blocks end with it. The region itself is not shared: a read through it could
+/// meet a write to a block.
 pub struct RegionAllocator {
     region: Region,
     blocks: Mutex<Blocks>,
@@ -37,9 +40,19 @@ impl RegionAllocator {
         RegionAllocator { region, blocks: Mutex::new(blocks) }
     }
 
-    /// The region, for its counts and losses.
-    pub fn region(&self) -> &Region {
-        &self.region
+    /// Bytes of the region.
+    pub fn region_bytes(&self) -> usize {
+        self.region.len()
+    }
+
+    /// The region's counts so far.
+    pub fn stats(&self) -> RegionStats {
+        self.region.stats()
+    }
+
+    /// The losses that faults have met so far.
+    pub fn losses(&self) -> Vec<Lost> {
+        self.region.losses()
     }
 
     /// Bytes of the blocks that are in use.

@@ -47,7 +47,8 @@ fn blocks_never_overlap_and_keep_their_content() {
             }
         }
     }
-    assert!(full > 0 && allocator.region().stats().evicted_pages > 0);
+    assert!(full > 0 && allocator.stats().evicted_pages > 0);
+    assert!(allocator.losses().is_empty() && allocator.region_bytes() == 1 << 20);
     assert!(allocator.used_bytes() >= blocks.values().map(|(layout, _)| layout.size()).sum());
     let aligned = Layout::from_size_align(8, 8192).expect("a valid layout");
     assert!(allocator.allocate(aligned).is_none(), "pages are the largest alignment");
