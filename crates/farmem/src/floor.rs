@@ -1,6 +1,5 @@
 //! The least that serving a fault costs in this way: what measurements compare a region with.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::Error;
@@ -16,19 +15,25 @@ use crate::page::PAGE_BYTES;
 /// [`Error::NoUserFaults`], [`Error::System`].
 #[allow(clippy::disallowed_methods)] // It measures the machine's time, with a thread as regions have it.
 pub fn fault_nanos(faults: usize) -> Result<Vec<u64>, Error> {
-    let files = Arc::new(UserFaults::open()?);
+    let files = UserFaults::open()?;
     let memory = Mapping::reserve(faults * PAGE_BYTES)?;
     files.register(&memory, true)?;
-    let serving = Arc::clone(&files);
     let handler = std::thread::spawn(move || {
-        let (mut placement, mut arrived, page) = (HandlerPlacement::default(), Vec::new(), [1; PAGE_BYTES]);
+        let (mut placement, mut arrived, page) = (HandlerPlacement::new(), Vec::new(), [1; PAGE_BYTES]);
         let mut served = 0;
         while served < faults {
             arrived.clear();
-            serving.wait(&mut arrived)?;
+            // When an error ends this thread, it closes the file, and the kernel serves the faults that are left.
+            files.wait(&mut arrived)?;
             for fault in &arrived {
                 placement.follow(fault.thread);
-                serving.copy(fault.address & !(PAGE_BYTES as u64 - 1), &page, true)?;
+                let address = fault.address & !(PAGE_BYTES as u64 - 1);
+                match files.copy(address, &page, true) {
+                    Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                        files.wake(address, PAGE_BYTES as u64)?;
+                    }
+                    copied => copied?,
+                }
                 served += 1;
             }
         }

@@ -12,15 +12,18 @@
 //! use farmem::{PoolStore, Region, RegionConfig};
 //! use std::sync::Arc;
 //!
-//! # async fn example(space: pool::AddressSpace) -> Result<(), farmem::Error> {
-//! // `space` is an address space of its own for this region. See `pool` for how to open one.
+//! # fn example(runtime: base::rt::production::Runtime, space: pool::AddressSpace) -> Result<(), farmem::Error> {
+//! // `space` is an address space of its own for this region, opened in `runtime`. See `pool` for how to open one.
 //! let bytes = 1 << 30;
-//! let store = Arc::new(PoolStore::new(space, bytes / farmem::PAGE_BYTES as u32, None)?);
-//! let config = RegionConfig { name: "index".to_owned(), bytes: bytes.into(), budget_bytes: 64 << 20, store };
+//! let store = runtime.block_on(async { PoolStore::new(space, bytes / farmem::PAGE_BYTES as u32, None) })?;
+//! let config =
+//!     RegionConfig { name: "index".to_owned(), bytes: bytes.into(), budget_bytes: 64 << 20, store: Arc::new(store) };
+//! // From here on a thread that is none of the runtime's: they answer the donors, and would wait for themselves.
 //! let mut region = Region::create(config)?;
 //! region.write(4096, b"far away")?; // An error if the page is lost.
 //! let sum: u64 = region.as_slice().iter().map(|byte| u64::from(*byte)).sum();
 //! println!("{sum}, {:?}", region.stats());
+//! drop(region); // On this thread too, and before the runtime ends.
 //! # Ok(())
 //! # }
 //! ```
@@ -43,7 +46,8 @@
 //! # What it needs around it
 //! * Linux 6.9 or newer on x86-64, with `/dev/userfaultfd` open to this process, or `vm.unprivileged_userfaultfd = 1`.
 //! * An address space of [`pool`] that no other part of the program uses, in a runtime that goes on running: its
-//!   tasks notice lost donors.
+//!   tasks read, write and notice lost donors. No thread of that runtime touches or drops the region: in asynchronous
+//!   programs, use it in `tokio::task::spawn_blocking` or on threads of your own.
 //! * The layers above decide what the bytes mean and what to do after a loss. Nothing of a region outlives its process.
 
 #![deny(missing_docs)]
@@ -60,6 +64,7 @@ mod page;
 mod pager;
 mod pool_store;
 mod region;
+mod report;
 mod storage_tier;
 mod store;
 pub mod table;

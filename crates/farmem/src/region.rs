@@ -11,8 +11,10 @@ use base::rt::production::Runtime;
 use crate::error::{Error, Lost};
 use crate::guard::guard;
 use crate::kernel::eviction_buffer::EvictionBuffer;
+use crate::kernel::signals::SignalsBlocked;
 use crate::page::{PAGE_BYTES, REGION_PAGES_MAX};
 use crate::pager::{PagerCore, run_evictor, run_handler, run_prefetcher};
+use crate::report;
 use crate::store::PageStore;
 use crate::table::{BUDGET_PAGES_MIN, RegionStats, RegionTable, SPAN_PAGES_MAX};
 
@@ -32,12 +34,16 @@ pub struct RegionConfig {
 /// Memory of this process that pages fault into. It reads as zeros at first. It ends with this value: what the
 /// store holds of it is of no use then.
 ///
-/// A child of a fork does not have the region. The program must not unmap, protect, discard (`madvise`) or lock (`mlock`)
-/// parts of it.
+/// A child of a fork does not have the region, and may have other memory at its addresses: the child must not use the region.
+/// The program must not unmap, protect, discard (`madvise`) or lock (`mlock`, `mlockall`) parts of it.
+///
+/// A thread that drives what the store needs (the runtime of a [`PoolStore`](crate::PoolStore)'s space) must neither touch a
+/// region nor drop one: it would wait for itself.
 pub struct Region {
     core: Arc<PagerCore>,
     threads: Vec<JoinHandle<()>>,
     bytes: usize,
+    process: u32,
 }
 
 impl Region {
@@ -57,9 +63,13 @@ impl Region {
             let least = BUDGET_PAGES_MIN as usize * PAGE_BYTES;
             return Err(Error::Config(format!("a budget of {budget_bytes} bytes: a region needs {least} and more")));
         }
-        let core = Arc::new(PagerCore::new(name, RegionTable::new(pages, budget), pages, store)?);
+        let table = RegionTable::new(pages, budget);
+        let table =
+            table.map_err(|error| Error::Config(format!("a region of {bytes} bytes: its page table: {error}")))?;
+        let core = Arc::new(PagerCore::new(name, table, pages, store)?);
         let buffer = EvictionBuffer::new(SPAN_PAGES_MAX as usize * PAGE_BYTES, &core.faults)?;
-        let mut region = Region { core: Arc::clone(&core), threads: Vec::new(), bytes: pages as usize * PAGE_BYTES };
+        let (bytes, process) = (pages as usize * PAGE_BYTES, std::process::id());
+        let mut region = Region { core: Arc::clone(&core), threads: Vec::new(), bytes, process };
         region.threads.push(start("farmem-handler", run_handler(Arc::clone(&core)))?);
         region.threads.push(start("farmem-prefetcher", run_prefetcher(Arc::clone(&core)))?);
         region.threads.push(start("farmem-evictor", run_evictor(core, buffer))?);
@@ -134,6 +144,11 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if std::process::id() != self.process {
+            // A child of a fork has neither the threads nor the memory.
+            std::mem::forget(Arc::clone(&self.core));
+            return std::mem::forget(std::mem::take(&mut self.threads));
+        }
         self.core.stop(self.threads.len());
         for thread in self.threads.drain(..) {
             // A panic of the thread has ended the process.
@@ -158,6 +173,8 @@ fn start(name: &str, task: impl Future<Output = ()> + Send + 'static) -> Result<
         runtime.block_on(task);
         std::mem::forget(end);
     };
+    // A handler of the program may touch the region, and must not do so on the thread that serves it.
+    let _blocked = SignalsBlocked::new();
     std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(failed)
 }
 
@@ -166,7 +183,6 @@ struct EndOnPanic;
 
 impl Drop for EndOnPanic {
     fn drop(&mut self) {
-        eprintln!("farmem: a thread that serves page faults has panicked, so this program ends");
-        std::process::abort();
+        report::end("farmem: a thread that serves page faults has panicked, so this program ends\n");
     }
 }

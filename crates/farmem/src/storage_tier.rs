@@ -14,6 +14,9 @@ use crate::store::{StoreError, StoreFuture};
 /// which it was given before: so a storage node can keep a group as one row under the region's name and the group's number,
 /// and a local file can keep it at an offset ([`FileStorage`]).
 ///
+/// It is called by the threads that serve page faults, as a [`PageStore`](crate::PageStore) is: it must not touch a region, nor
+/// wait for a thread that may.
+///
 /// A region ends with its process. So a write is acknowledged as soon as a read would return it, and need not survive a
 /// loss of power; what storage returns is checked against checksums that the process keeps.
 pub trait StorageTier: Send + Sync + 'static {

@@ -12,6 +12,9 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>>
 
 /// A store of one region's pages.
 ///
+/// It is called by the threads that serve the region's page faults. So it must not touch a region, and must not wait for a thread
+/// that may: neither for a lock that is held over an access to far memory, nor for a logger.
+///
 /// The region reads a page only after a write of it was acknowledged, and never has two operations on one page in flight, but for
 /// reads that overlap. Dropping the future of a write leaves open what the store holds of its pages.
 pub trait PageStore: Send + Sync + 'static {

@@ -8,8 +8,8 @@ use crate::error::Error;
 
 /// A range of anonymous private memory. It is unmapped when this is dropped.
 ///
-/// A child of a fork does not have it: an access there ends the child with a segmentation fault. Were it inherited, the
-/// child would read zeros where the parent has pages in the store, and the kernel would refuse to move pages that both share.
+/// A child of a fork does not have it, and may have other memory at these addresses. Were it inherited, the child would read
+/// zeros where the parent has pages in the store, and the kernel would refuse to move pages that both share.
 pub(crate) struct Mapping {
     start: *mut u8,
     bytes: usize,
@@ -85,11 +85,17 @@ impl Mapping {
         libc::iovec { iov_base: self.start.wrapping_add(offset as usize).cast(), iov_len: bytes }
     }
 
+    /// Undoes what `mlockall` did to it: locked pages cannot be dropped.
+    pub(crate) fn unlock(&self) {
+        // SAFETY: the range belongs to this value, and the call changes no content. If it fails, so will the drop.
+        let _ = unsafe { libc::munlock(self.start.cast(), self.bytes) };
+    }
+
     /// Gives the memory of a range back to the kernel. Its content is gone.
     ///
     /// # Errors
     /// Of the operating system.
-    pub(super) fn drop_range(&self, offset: u64, bytes: usize) -> io::Result<()> {
+    pub(crate) fn drop_range(&self, offset: u64, bytes: usize) -> io::Result<()> {
         let part = self.part(offset, bytes);
         // SAFETY: the range belongs to this value, and its owner, who calls, needs the content no more.
         match unsafe { libc::madvise(part.iov_base, part.iov_len, libc::MADV_DONTNEED) } {

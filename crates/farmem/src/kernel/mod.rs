@@ -7,4 +7,5 @@ pub(crate) mod dropping;
 pub(crate) mod eviction_buffer;
 pub(crate) mod mapping;
 pub(crate) mod placement;
+pub(crate) mod signals;
 pub(crate) mod userfault;

@@ -161,7 +161,9 @@ impl UserFaults {
         let zeroed = self.zero(pages.address(), bytes);
         let moved = zeroed.and_then(|()| self.move_pages(pages.address() + bytes, pages.address(), bytes));
         match moved.map_err(|error| Error::from_io("cannot try how the kernel moves pages", &error))? {
-            0 => Err(Error::NoUserFaults("the kernel does not move pages of zeros, as Linux does from 6.9 on".to_owned())),
+            0 => Err(Error::NoUserFaults(
+                "the kernel does not move pages of zeros, as Linux does from 6.9 on".to_owned(),
+            )),
             _ => Ok(()),
         }
     }

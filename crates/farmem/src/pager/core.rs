@@ -12,6 +12,7 @@ use crate::guard::FaultSite;
 use crate::kernel::mapping::Mapping;
 use crate::kernel::userfault::UserFaults;
 use crate::page::{PAGE_BYTES, PageNumber, PageRange};
+use crate::report;
 use crate::store::PageStore;
 use crate::table::RegionTable;
 
@@ -21,11 +22,12 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// A region's memory, table and store.
 pub(crate) struct PagerCore {
     pub(crate) name: String,
+    /// Dropped before the memory, whose addresses another mapping may have then.
+    pub(crate) site: FaultSite,
     pub(crate) memory: Mapping,
     doorbell: Mapping,
     pub(crate) faults: UserFaults,
     pub(crate) store: Arc<dyn PageStore>,
-    pub(crate) site: FaultSite,
     /// What the prefetcher has to do.
     pub(super) ahead: ReadAheadQueue,
     table: Mutex<RegionTable>,
@@ -42,6 +44,7 @@ pub(crate) struct PagerCore {
 
 impl PagerCore {
     pub(crate) fn new(name: String, table: RegionTable, pages: u32, store: Arc<dyn PageStore>) -> Result<Self, Error> {
+        report::start()?;
         let faults = UserFaults::open()?;
         faults.check_moves()?;
         let memory = Mapping::reserve(pages as usize * PAGE_BYTES)?;
@@ -145,9 +148,17 @@ impl PagerCore {
         address == self.doorbell.address()
     }
 
-    /// Lets the thread go on that rang.
-    pub(crate) fn answer_doorbell(&self) -> io::Result<()> {
-        self.faults.zero(self.doorbell.address(), PAGE_BYTES as u64)
+    /// Lets the thread go on that rang. True if the region ends; others ring too (`mlockall`, a reader of the whole process).
+    pub(crate) fn answer_doorbell(&self) -> io::Result<bool> {
+        let is_stopping = self.is_stopping();
+        self.faults.zero(self.doorbell.address(), PAGE_BYTES as u64)?;
+        if is_stopping {
+            return Ok(true);
+        }
+        self.doorbell.unlock();
+        self.doorbell.drop_range(0, PAGE_BYTES)?;
+        // The thread that ends the region may have found the page before it was dropped.
+        Ok(self.is_stopping())
     }
 
     /// Ends the threads that were started, the handler first. Returns when the handler takes no more faults.
@@ -167,12 +178,11 @@ impl PagerCore {
     /// The value, or the end of the process: see [the module](super).
     pub(crate) fn or_end<T>(&self, doing: &str, outcome: io::Result<T>) -> T {
         outcome.unwrap_or_else(|error| {
-            eprintln!(
+            report::end(&format!(
                 "farmem: the region {}: {doing}: {error}. Its page faults cannot be served any more, so this program ends. Was \
-                 its memory unmapped, or discarded with madvise?",
+                 its memory unmapped, locked, or discarded with madvise?\n",
                 self.name
-            );
-            std::process::abort()
+            ))
         })
     }
 }

@@ -11,6 +11,7 @@ use super::core::PagerCore;
 use super::read_ahead::ReadAheadRequest;
 use crate::kernel::placement::HandlerPlacement;
 use crate::page::{PageNumber, PageRange};
+use crate::report::{self, Warnings};
 use crate::store::StoreError;
 use crate::table::{FaultPlan, PageAccess};
 
@@ -19,22 +20,26 @@ const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// Serves faults until the doorbell rings.
 pub(crate) async fn run(core: Arc<PagerCore>) {
-    let mut placement = HandlerPlacement::default();
+    let mut placement = HandlerPlacement::new();
     let mut arrived = Vec::new();
-    let mut handler = Handler { core: &core, buffer: BytesMut::new() };
+    let mut handler = Handler { core: &core, buffer: BytesMut::new(), warnings: Warnings::default() };
     loop {
         arrived.clear();
         core.or_end("cannot read page faults", core.faults.wait(&mut arrived));
         for fault in &arrived {
             if core.is_doorbell(fault.address) {
-                // Nobody else may ring, or touch the region any more.
-                return core.or_end("cannot end", core.answer_doorbell());
+                if core.or_end("cannot answer the doorbell", core.answer_doorbell()) {
+                    return;
+                }
+                continue;
             }
             placement.follow(fault.thread);
+            let arrived_at = rt::now();
             // The buffer of evicted pages is registered too, and never touched while a page of it is absent.
             let page = core.page_at(fault.address).expect("only the region's own memory faults");
             let access = if fault.is_write { PageAccess::Write } else { PageAccess::Read };
             handler.serve(page, access).await;
+            placement.note_served(arrived_at.elapsed());
         }
     }
 }
@@ -43,6 +48,7 @@ struct Handler<'a> {
     core: &'a PagerCore,
     /// Reused, so that a fault allocates no memory for its page.
     buffer: BytesMut,
+    warnings: Warnings,
 }
 
 impl Handler<'_> {
@@ -107,18 +113,24 @@ impl Handler<'_> {
         refused.iter().flat_map(|request| &request.ranges).for_each(|range| core.give_up_filling(*range));
     }
 
-    async fn failed(&self, range: PageRange, error: StoreError) {
+    async fn failed(&mut self, range: PageRange, error: StoreError) {
         let core = self.core;
         let address = core.address(range);
         match error {
-            StoreError::Lost { node, .. } => {
-                tracing::error!(region = %core.name, ?range, %node, "pages of far memory are lost");
+            StoreError::Lost { range: lost, node } if lost.contains(range) => {
+                report::error(format!("far memory: {range:?} of the region {} were lost with {node}", core.name));
                 core.site.note(range, &node);
                 core.table().lost(range);
                 core.or_end("cannot poison a lost page", core.faults.poison(address, range.bytes() as u64));
             }
-            StoreError::Full(why) | StoreError::Unavailable(why) => {
-                tracing::warn!(region = %core.name, ?range, why, "a page could not be read; it is tried again");
+            // A loss of other pages says nothing about this one.
+            error => {
+                self.warnings.warn(|| {
+                    format!(
+                        "far memory: {range:?} of the region {} could not be read, and are tried again: {error}",
+                        core.name
+                    )
+                });
                 rt::sleep(RETRY_PAUSE).await;
                 core.give_up_filling(range);
             }

@@ -65,7 +65,9 @@ impl LastObstacle {
         let text = match self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             None => return Ok(()),
             Some(Obstacle::StoreFull(why)) => {
-                format!("for {seconds} s the store had none: {why}; give the pool more memory, or the region a storage tier")
+                format!(
+                    "for {seconds} s the store had none: {why}; give the pool more memory, or the region a storage tier"
+                )
             }
             Some(Obstacle::PagesInUse) => format!(
                 "for {seconds} s the kernel refused to move its pages, which devices are using (direct IO, io_uring); pin \

@@ -1,5 +1,7 @@
 //! The table itself: states, budget, eviction. See [the module](super) for the protocol.
 
+use std::collections::TryReserveError;
+
 use super::entry::{PageAccess, PageEntry, PageState};
 use super::span_queue::{SpanNumber, SpanQueue};
 use super::stream::{ReadAhead, StreamTable};
@@ -97,11 +99,17 @@ pub struct RegionTable {
 
 impl RegionTable {
     /// For a region of so many pages, none of which was touched. Both numbers are checked by the caller.
-    pub fn new(pages: u32, budget: u32) -> RegionTable {
+    ///
+    /// # Errors
+    /// There is no memory for the entries.
+    pub fn new(pages: u32, budget: u32) -> Result<RegionTable, TryReserveError> {
         assert!(budget >= BUDGET_PAGES_MIN && pages > 0, "the caller has checked both");
         let span_pages = (budget / SPANS_OF_BUDGET).max(1).next_power_of_two().clamp(SPAN_PAGES_MIN, SPAN_PAGES_MAX);
-        RegionTable {
-            pages: vec![PageEntry::default(); pages as usize],
+        let mut entries = Vec::new();
+        entries.try_reserve_exact(pages as usize)?;
+        entries.resize(pages as usize, PageEntry::default());
+        Ok(RegionTable {
+            pages: entries,
             budget,
             span_pages,
             used: 0,
@@ -111,7 +119,7 @@ impl RegionTable {
             wanted_ahead: 0,
             evictions: 0,
             stats: RegionStats::default(),
-        }
+        })
     }
 
     /// The state of a page.

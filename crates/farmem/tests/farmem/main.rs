@@ -8,6 +8,7 @@ mod allocators;
 mod memory_store;
 mod mutants;
 mod pinned;
+mod processes;
 mod providers;
 mod regions;
 mod storages;

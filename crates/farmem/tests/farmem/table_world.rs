@@ -99,7 +99,7 @@ impl World {
         let cursors = [(); THREADS].map(|()| rng.below(u64::from(PAGES)) as u32);
         World {
             rng,
-            table: RegionTable::new(PAGES, BUDGET),
+            table: RegionTable::new(PAGES, BUDGET).expect("there is memory"),
             faults,
             workload,
             memory: vec![None; PAGES as usize],

@@ -16,7 +16,10 @@ pub fn time_limit() -> TimeLimit {
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     std::thread::spawn(move || {
         if ended.recv_timeout(LIMIT) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("{test} has not ended within {} s: a thread waits for a page that nobody fills", LIMIT.as_secs());
+            let text = format!("{test} has not ended within {} s: does a thread wait for a page?\n", LIMIT.as_secs());
+            // The thread that hangs may hold the lock of standard error.
+            // SAFETY: the kernel reads as many bytes as there are.
+            let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
             std::process::abort();
         }
     });

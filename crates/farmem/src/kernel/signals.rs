@@ -1,0 +1,36 @@
+//! Keeps the program's signals away from the threads of a region.
+
+#![allow(unsafe_code)]
+
+use std::{mem, ptr};
+
+/// Signals that an instruction of the thread itself causes: to block them ends the process all the same, without its handler.
+const SYNCHRONOUS: [libc::c_int; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
+
+/// Blocks all other signals for the calling thread while this exists. Threads that are started meanwhile keep them blocked.
+pub(crate) struct SignalsBlocked {
+    before: libc::sigset_t,
+}
+
+impl SignalsBlocked {
+    pub(crate) fn new() -> SignalsBlocked {
+        // SAFETY: the sets are plain data, which the calls fill; all signals are valid ones.
+        unsafe {
+            let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = mem::zeroed();
+            libc::sigfillset(&mut set);
+            for signal in SYNCHRONOUS {
+                libc::sigdelset(&mut set, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+            SignalsBlocked { before }
+        }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the set is the one that the kernel gave.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, ptr::null_mut()) };
+    }
+}
