@@ -62,29 +62,32 @@ fn send(report: Report) {
     }
 }
 
-pub(crate) fn error(text: String) {
-    send(Report::Error(text));
-}
-
-/// Warnings of one kind: one a second, with the number of those between.
+/// Messages of one kind: one a second, with the number of those between.
 #[derive(Default)]
-pub(crate) struct Warnings {
+pub(crate) struct Messages {
     last: Option<Instant>,
     skipped: u64,
 }
 
-impl Warnings {
+impl Messages {
     pub(crate) fn warn(&mut self, text: impl FnOnce() -> String) {
+        self.next(text).map(Report::Warning).into_iter().for_each(send);
+    }
+
+    pub(crate) fn error(&mut self, text: impl FnOnce() -> String) {
+        self.next(text).map(Report::Error).into_iter().for_each(send);
+    }
+
+    fn next(&mut self, text: impl FnOnce() -> String) -> Option<String> {
         if self.last.is_some_and(|last| last.elapsed() < PAUSE) {
             self.skipped += 1;
-            return;
+            return None;
         }
-        let text = match std::mem::take(&mut self.skipped) {
+        self.last = Some(rt::now());
+        Some(match std::mem::take(&mut self.skipped) {
             0 => text(),
             skipped => format!("{} ({skipped} more such messages before)", text()),
-        };
-        self.last = Some(rt::now());
-        send(Report::Warning(text));
+        })
     }
 }
 
@@ -100,4 +103,19 @@ pub(crate) fn end(text: &str) -> ! {
         }
     }
     std::process::abort()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_one_kind_come_once_a_second() {
+        let mut messages = Messages::default();
+        assert_eq!(messages.next(|| "one".to_owned()).as_deref(), Some("one"));
+        assert_eq!(messages.next(|| panic!("nobody reads it")), None);
+        // As if the second were over.
+        messages.last = None;
+        assert_eq!(messages.next(|| "two".to_owned()).as_deref(), Some("two (1 more such messages before)"));
+    }
 }

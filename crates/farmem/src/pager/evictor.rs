@@ -13,7 +13,7 @@ use super::room::EvictionOutcome;
 use crate::kernel::dropping::PageDropper;
 use crate::kernel::eviction_buffer::EvictionBuffer;
 use crate::page::{PAGE_BYTES, PageNumber, PageRange, ranges_of};
-use crate::report::Warnings;
+use crate::report::Messages;
 use crate::table::{Eviction, SPAN_PAGES_MAX};
 
 /// The pause after a write-back that failed, or an eviction that moved no page.
@@ -22,7 +22,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(5);
 /// Evicts pages until the region ends.
 pub(crate) async fn run(core: Arc<PagerCore>, mut buffer: EvictionBuffer) {
     let mut dropper = PageDropper::new();
-    let mut warnings = Warnings::default();
+    let mut failures = Messages::default();
     while core.wait_for_work() {
         let eviction = core.table().begin_eviction(|page| core.store.holds(page));
         let Some(eviction) = eviction else {
@@ -38,7 +38,7 @@ pub(crate) async fn run(core: Arc<PagerCore>, mut buffer: EvictionBuffer) {
         }
         if let Some(failure) = outcome.failure {
             let name = &core.name;
-            warnings.warn(|| {
+            failures.warn(|| {
                 format!("far memory: pages of the region {name} could not be written back, and stay: {failure}")
             });
         }

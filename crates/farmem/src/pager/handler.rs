@@ -11,7 +11,7 @@ use super::core::PagerCore;
 use super::read_ahead::ReadAheadRequest;
 use crate::kernel::placement::HandlerPlacement;
 use crate::page::{PageNumber, PageRange};
-use crate::report::{self, Warnings};
+use crate::report::Messages;
 use crate::store::StoreError;
 use crate::table::{FaultPlan, PageAccess};
 
@@ -22,7 +22,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(1);
 pub(crate) async fn run(core: Arc<PagerCore>) {
     let mut placement = HandlerPlacement::new();
     let mut arrived = Vec::new();
-    let mut handler = Handler { core: &core, buffer: BytesMut::new(), warnings: Warnings::default() };
+    let mut handler =
+        Handler { core: &core, buffer: BytesMut::new(), failures: Messages::default(), losses: Messages::default() };
     loop {
         arrived.clear();
         core.or_end("cannot read page faults", core.faults.wait(&mut arrived));
@@ -48,7 +49,8 @@ struct Handler<'a> {
     core: &'a PagerCore,
     /// Reused, so that a fault allocates no memory for its page.
     buffer: BytesMut,
-    warnings: Warnings,
+    failures: Messages,
+    losses: Messages,
 }
 
 impl Handler<'_> {
@@ -118,14 +120,15 @@ impl Handler<'_> {
         let address = core.address(range);
         match error {
             StoreError::Lost { range: lost, node } if lost.contains(range) => {
-                report::error(format!("far memory: {range:?} of the region {} were lost with {node}", core.name));
+                self.losses
+                    .error(|| format!("far memory: {range:?} of the region {} were lost with {node}", core.name));
                 core.site.note(range, &node);
                 core.table().lost(range);
                 core.or_end("cannot poison a lost page", core.faults.poison(address, range.bytes() as u64));
             }
             // A loss of other pages says nothing about this one.
             error => {
-                self.warnings.warn(|| {
+                self.failures.warn(|| {
                     format!(
                         "far memory: {range:?} of the region {} could not be read, and are tried again: {error}",
                         core.name
