@@ -26,7 +26,7 @@ pub trait StorageTier: Send + Sync + 'static {
     fn write(&self, range: PageRange, bytes: Bytes) -> StoreFuture<'_, ()>;
 }
 
-/// Attempts to read a page, after which it is lost. Whoever needs it pauses between two of them.
+/// Attempts to read a page, after which it is lost. The region pauses between two of them.
 const READ_ATTEMPTS: u32 = 100;
 
 /// Pages in one file, at their offsets, with their checksums in memory. The file is sparse: it takes as much room as pages

@@ -277,7 +277,7 @@ fn a_page_that_storage_has_lost_takes_no_other_page_with_it() {
                 }
             }
         }
-        // What is written anew is not lost.
+        // What is written again is not lost.
         store.write(PageRange::of(bad[0]), Bytes::from(content(bad[0], 2))).await.expect("there is room");
         let read = store.read(PageRange::of(bad[0]), BytesMut::new()).await.expect("it was written");
         assert_eq!(read, content(bad[0], 2));
