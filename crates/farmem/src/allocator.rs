@@ -112,7 +112,7 @@ fn class_of(layout: Layout) -> Option<usize> {
     (class < CLASSES && layout.align() <= PAGE_BYTES).then_some(class)
 }
 
-/// The class of blocks of so many bytes, a power of two.
+/// The size class of a block. `bytes` is a power of two.
 fn class_of_bytes(bytes: usize) -> usize {
     (bytes / BLOCK_BYTES_MIN).ilog2() as usize
 }

@@ -13,7 +13,7 @@
 //! use std::sync::Arc;
 //!
 //! # fn example(runtime: base::rt::production::Runtime, space: pool::AddressSpace) -> Result<(), farmem::Error> {
-//! // `space` is an address space of its own for this region, opened in `runtime`. See `pool` for how to open one.
+//! // `space` was opened in `runtime` for this region alone. `pool` shows how to open one.
 //! let bytes = 1 << 30;
 //! let store = runtime.block_on(async { PoolStore::new(space, bytes / farmem::PAGE_BYTES as u32, None) })?;
 //! let config =

@@ -163,7 +163,7 @@ impl fmt::Debug for Region {
     }
 }
 
-/// Starts a thread of the region. A runtime of its own drives the store's futures on it.
+/// Starts a thread of the region, with a single-threaded runtime on which it awaits the store.
 #[allow(clippy::disallowed_methods)] // There is no simulation of page faults, and a task could not block in the kernel.
 fn start(name: &str, task: impl Future<Output = ()> + Send + 'static) -> Result<JoinHandle<()>, Error> {
     let failed = |error: std::io::Error| Error::from_io("cannot start a thread of far memory", &error);

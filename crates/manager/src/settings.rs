@@ -159,6 +159,7 @@ impl ManagerSettings {
     /// What is wrong, and what to write instead.
     pub fn check(&self) -> Result<(), String> {
         let (limits, compute, memory) = (&self.limits, &self.compute, &self.memory);
+        let storage = &self.storage;
         if limits.quota_min_percent < 10 || limits.quota_min_percent > limits.quota_max_percent {
             return Err("the least quota must be at least 10 percent and no more than the largest".to_owned());
         }
@@ -185,7 +186,9 @@ impl ManagerSettings {
             );
         }
         if compute.quota_step_percent == 0
-            || [memory.period, memory.pause, self.storage.lost_for, self.storage.idle_for].iter().any(Duration::is_zero)
+            || [memory.period, memory.pause, storage.lost_for, storage.silent_for, storage.idle_for]
+                .iter()
+                .any(Duration::is_zero)
         {
             return Err("steps and periods must not be 0".to_owned());
         }

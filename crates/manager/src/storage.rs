@@ -65,7 +65,11 @@ impl StorageLoop {
                 false => "no primary says where its copies are".to_owned(),
             };
             let action = Some(Action::StartStorage { node: stopped.name.clone() });
-            let why = "its primary builds a copy where a storage node answers".to_owned();
+            let why = match storage.heard {
+                true => "its primary builds a copy where a storage node answers",
+                false => "a candidate may need any storage node of the plan",
+            };
+            let why = why.to_owned();
             return Some((peer.clone(), Decision { action, seen, why }));
         }
         let (name, _) = self.idle.iter().find(|(_, since)| is_due(since, policy.idle_for))?;

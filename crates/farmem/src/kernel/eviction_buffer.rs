@@ -15,7 +15,7 @@ pub(crate) struct EvictionBuffer {
 }
 
 impl EvictionBuffer {
-    /// An empty buffer for at most so many bytes, whose pages `faults` may move.
+    /// Reserves an empty buffer of `bytes` bytes, and registers it with `faults` as a target of moves.
     ///
     /// # Errors
     /// [`Error::System`].

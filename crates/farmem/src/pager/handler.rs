@@ -71,7 +71,7 @@ impl Handler<'_> {
             }
             drop(table);
             if core.is_stopping() {
-                // No thread of the program waits any more: this one was woken after it had been reported. Nobody makes room now.
+                // The fault is stale: its thread has been woken since. The evictor has stopped, so there will be no room.
                 return;
             }
             let waited = waits_since.get_or_insert_with(rt::now).elapsed();

@@ -7,8 +7,8 @@
 //!    moves the dirty ones into a buffer of this process, which takes them out of the program's sight, and writes them back
 //!    from there. The program goes on meanwhile, unless it touches one of these pages.
 //! 3. A fault that finds no room waits until the evictor has made some.
-//! 4. The end of a region rings the *doorbell*: a page of its own, on which the thread that drops the region faults. So the
-//!    handler can block in one call, which is the fastest way to wait, and still be told to end.
+//! 4. The *doorbell* is one more registered page, outside of the region. The thread that drops the region touches it; the
+//!    handler receives this fault like any other, and ends. So it can block in one call, which is the fastest way to wait.
 //!
 //! Invariants:
 //! * Only the handler and the prefetcher fill pages, only the evictor takes them away; each holds the table's lock for its

@@ -36,8 +36,8 @@ struct PoolStoreInner {
 }
 
 impl PoolStore {
-    /// A store for a region of `pages` pages in an address space of its own: no other user of the space may request sections
-    /// or wait for its losses. Without storage the pool is all the room there is.
+    /// Makes a store for a region of `pages` pages. Nothing else may use the address space: the store requests its sections and
+    /// waits for its losses. Without `storage`, writes fail once the pool has no room left.
     ///
     /// # Errors
     /// [`Error::Config`] when the region is too large or the space's sections are smaller than a group of pages.

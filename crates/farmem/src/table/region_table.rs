@@ -98,7 +98,7 @@ pub struct RegionTable {
 }
 
 impl RegionTable {
-    /// For a region of so many pages, none of which was touched. Both numbers are checked by the caller.
+    /// The table of a region of `pages` untouched pages, of which `budget` may be resident. The caller has checked both.
     ///
     /// # Errors
     /// There is no memory for the entries.

@@ -31,7 +31,7 @@ pub struct SpanQueue {
 }
 
 impl SpanQueue {
-    /// For a region of so many spans, none of which has a resident page.
+    /// An empty queue for a region of `spans` spans.
     pub fn new(spans: u32) -> SpanQueue {
         SpanQueue { spans: vec![Span::default(); spans as usize], queue: VecDeque::new() }
     }

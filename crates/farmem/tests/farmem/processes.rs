@@ -15,7 +15,7 @@ use crate::time_limit::time_limit;
 
 const CHILD: &str = "HEDDLE_FARMEM_CHILD";
 
-/// Runs a test again, in a process of its own; `None` if this is that process.
+/// Runs this test once more in a child process, and returns its output. In the child it returns `None`: run the test.
 fn in_child(test: &str) -> Option<Output> {
     if std::env::var(CHILD).is_ok() {
         return None;
