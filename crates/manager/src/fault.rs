@@ -44,5 +44,7 @@ base::mutants! {
         KeepIdle,
         /// No storage process is started for a peer that lacks a copy.
         KeepStopped,
+        /// What a peer lacks is forgotten whenever its primary does not answer.
+        ForgetLacking,
     }
 }

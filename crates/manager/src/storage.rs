@@ -8,22 +8,23 @@
 //!    restarts a process that has failed sooner than that. A peer whose primary has not been heard for
 //!    [`StoragePolicy::silent_for`](crate::StoragePolicy::silent_for) may be waiting for any node of its plan: it lacks one too.
 //! 2. A process is **idle** while no peer has a copy there and no peer lacks one or builds one. After
-//!    [`StoragePolicy::idle_for`](crate::StoragePolicy::idle_for) it is stopped. Its files stay.
-//! 3. Whether a process is idle is known only if every peer of the pool was heard: a peer that was not may have a copy anywhere. A
-//!    process that an operator has started is not idle.
+//!    [`StoragePolicy::idle_for`](crate::StoragePolicy::idle_for) it is stopped, if every peer of the pool is heard just then: one
+//!    that is not may have a copy anywhere. Its files stay. A process that an operator has started is not idle.
+//! 3. Between two answers of a primary, its last report holds: one that is busy answers now and then only, and what its peer
+//!    lacks must not be forgotten each time.
 //! 4. One process of the pool is started or stopped at a time.
 //!
 //! Invariant: no process is stopped at which a copy was seen. A copy that a primary begins to build there in the meantime is lost
 //! with the process, which costs no data: a copy counts only once it is complete, and then its loss is as any other (step 1).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::action::Action;
 use crate::compute::Decision;
 use crate::fault::{Mutant, mutant};
 use crate::settings::ManagerSettings;
-use crate::view::{PoolView, StorageCopy, StorageView};
+use crate::view::{PeerView, PoolView, StorageCopy, StorageView};
 
 /// The memory of the loop between two looks. That of a manager that starts is empty: what happened before is unknown.
 #[derive(Clone, Default, Debug)]
@@ -72,6 +73,10 @@ impl StorageLoop {
             let why = why.to_owned();
             return Some((peer.clone(), Decision { action, seen, why }));
         }
+        let is_heard = |peer: &PeerView| peer.storage.as_ref().is_some_and(|storage| storage.heard);
+        if !view.values().all(is_heard) && !mutant(Mutant::StopUnheard) {
+            return None;
+        }
         let (name, _) = self.idle.iter().find(|(_, since)| is_due(since, policy.idle_for))?;
         let (peer, _) =
             view.iter().find(|(_, peer)| peer.storage.as_ref().is_some_and(|storage| knows(storage, name)))?;
@@ -83,30 +88,27 @@ impl StorageLoop {
     /// Steps 1 to 3.
     fn note(&mut self, view: &PoolView, now: Duration) {
         let all = || view.iter().filter_map(|(name, peer)| Some((name, peer.storage.as_ref()?)));
-        let heard = || all().filter(|(_, storage)| storage.heard);
-        let silent: Vec<&String> = all().filter(|(_, storage)| !storage.heard).map(|(name, _)| name).collect();
-        self.silent.retain(|name, _| silent.contains(&name));
-        for name in silent {
-            self.silent.entry(name.clone()).or_insert(now);
-        }
-        let lacking: Vec<&String> = heard().filter(|(_, storage)| lacks(storage)).map(|(name, _)| name).collect();
-        self.lacking.retain(|name, _| lacking.contains(&name));
-        for name in lacking {
-            self.lacking.entry(name.clone()).or_insert(now);
-        }
-        let is_known = heard().count() == view.len() || mutant(Mutant::StopUnheard);
-        let is_calm = heard().all(|(_, storage)| complete(storage) >= wanted(storage) && !is_building(storage));
+        let is_lacking = |storage: &StorageView| lacks(storage) && (storage.heard || !mutant(Mutant::ForgetLacking));
+        let lacking = all().filter(|(_, storage)| is_lacking(storage)).map(|(name, _)| name);
+        keep_since(&mut self.lacking, lacking.collect(), now);
+        keep_since(&mut self.silent, all().filter(|(_, storage)| !storage.heard).map(|(name, _)| name).collect(), now);
+        let is_calm = all().all(|(_, storage)| complete(storage) >= wanted(storage) && !is_building(storage));
+        let nodes = || all().flat_map(|(_, storage)| &storage.nodes);
         let has_copy = |name: &str| {
-            let mut copies = heard().flat_map(|(_, storage)| &storage.nodes).filter(|node| node.name == name);
+            let mut copies = nodes().filter(|node| node.name == name);
             copies.any(|node| node.copy != StorageCopy::None) && !mutant(Mutant::StopHolder)
         };
-        let running = heard().flat_map(|(_, storage)| &storage.nodes).filter(|node| node.runs && !node.is_kept);
-        let idle = running.filter(|node| is_known && is_calm && !has_copy(&node.name) && !mutant(Mutant::KeepIdle));
-        let idle: Vec<&String> = idle.map(|node| &node.name).collect();
-        self.idle.retain(|name, _| idle.contains(&name));
-        for name in idle {
-            self.idle.entry(name.clone()).or_insert(now);
-        }
+        let running = nodes().filter(|node| node.runs && !node.is_kept);
+        let idle = running.filter(|node| is_calm && !has_copy(&node.name) && !mutant(Mutant::KeepIdle));
+        keep_since(&mut self.idle, idle.map(|node| &node.name).collect(), now);
+    }
+}
+
+/// Keeps since when each name has been among these.
+fn keep_since(since: &mut BTreeMap<String, Duration>, names: BTreeSet<&String>, now: Duration) {
+    since.retain(|name, _| names.contains(name));
+    for name in names {
+        since.entry(name.clone()).or_insert(now);
     }
 }
 

@@ -10,7 +10,7 @@ use storage::{Error, PrivateTable, StateStore};
 
 use crate::copies_core::CopiesCore;
 use crate::election::{install_at, within};
-use crate::limits::{ATTACH_BLOCKS_MAX, ATTACH_TIMEOUT, COPY_PAGE_BLOCKS, LOST_AFTER, REPEAT_PAUSE, STATUS_TIMEOUT};
+use crate::limits::{ATTACH_BLOCKS_MAX, ATTACH_TIMEOUT, COPY_PAGE_BLOCKS, LOST_AFTER, PROBE_TIMEOUT, REPEAT_PAUSE};
 use crate::member::Member;
 use crate::set::{check_name, error};
 
@@ -24,7 +24,7 @@ pub(crate) struct Prepared {
 pub(crate) async fn prepare(core: &CopiesCore, name: &str) -> Result<Prepared, Error> {
     let set = &core.set;
     let node = set.node(name).ok_or(Error::Invalid("the node is not configured"))?;
-    let status = within(node, STATUS_TIMEOUT, copy_status(&node.address, &set.token, &core.channel)).await?;
+    let status = within(node, PROBE_TIMEOUT, copy_status(&node.address, &set.token, &core.channel)).await?;
     check_name(node, &status)?;
     let mut reset = CopyReset::PrivateRows;
     if status.epoch > core.epoch {

@@ -4,46 +4,56 @@ use std::sync::{Arc, PoisonError};
 
 use base::ErrorKind;
 use base::rt::channel::{OneshotReceiver, TryReceiveError, oneshot};
-use base::rt::{self, AbortOnDrop, Backoff};
+use base::rt::{self, AbortOnDrop};
 use storage::Error;
 use storage::node::{COPIES_MAX, ChannelCopy, View, ViewId};
 
+use crate::attempts::Attempts;
 use crate::build::{Prepared, build, prepare};
 use crate::copies_core::{CopiesCore, CopiesState, Learner, Wish};
 use crate::election::install_everywhere;
-use crate::limits::{KEEPER_PERIOD, LEARN_PAUSES};
+use crate::limits::KEEPER_PERIOD;
 use crate::member::Member;
 
-/// A learner, and the task that builds it.
-struct Building {
+/// A task at one node, which ends when this is dropped.
+struct NodeTask<T> {
     name: String,
-    outcome: OneshotReceiver<Result<(), Error>>,
+    outcome: OneshotReceiver<Result<T, Error>>,
     _task: AbortOnDrop<()>,
 }
 
-impl Building {
+impl<T: Send + 'static> NodeTask<T> {
+    fn start(name: &str, work: impl Future<Output = Result<T, Error>> + Send + 'static) -> NodeTask<T> {
+        let (done, outcome) = oneshot();
+        let task = rt::spawn(async move {
+            let _ = done.send(work.await);
+        });
+        NodeTask { name: name.to_owned(), outcome, _task: task.abort_on_drop() }
+    }
+
     /// The outcome, if the task has ended.
-    fn ended(&mut self) -> Option<Result<(), Error>> {
+    fn ended(&mut self) -> Option<Result<T, Error>> {
         match self.outcome.try_recv() {
             Ok(outcome) => Some(outcome),
             Err(TryReceiveError::Empty) => None,
-            Err(TryReceiveError::Closed) => Some(Err(Error::Invalid("the task that built it was ended"))),
+            Err(TryReceiveError::Closed) => Some(Err(Error::Invalid("its task was ended"))),
         }
     }
 }
 
 /// Leaves lost copies out, builds missing ones and executes operators' requests, until the session fails or is dropped.
 pub(crate) async fn keep(core: Arc<CopiesCore>) {
-    let mut backoff = Backoff::new(LEARN_PAUSES.0, LEARN_PAUSES.1);
-    let (mut building, mut next_try): (Option<Building>, _) = (None, rt::now());
-    // The node to try next, and a node that an operator has added.
-    let (mut turn, mut extra): (usize, Option<String>) = (0, None);
+    let mut attempts = Attempts::default();
+    // Questions to nodes that may have the next copy, and the copy that is being built.
+    let (mut probes, mut built): (Vec<NodeTask<Prepared>>, Option<NodeTask<()>>) = (Vec::new(), None);
+    // A node that an operator has added.
+    let mut extra: Option<String> = None;
     while core.failure().is_none() {
         let _ = rt::timeout(KEEPER_PERIOD, core.work.notified()).await;
         if let Some(error) = fatal(&core) {
             return core.fail(error);
         }
-        if leave_out_lost(&core).await {
+        if leave_out_lost(&core, &mut attempts).await {
             continue;
         }
         let wishes = std::mem::take(&mut *core.wishes.lock().unwrap_or_else(PoisonError::into_inner));
@@ -51,7 +61,8 @@ pub(crate) async fn keep(core: Arc<CopiesCore>) {
             match wish {
                 Wish::Add(name) => {
                     core.lock().dropped.remove(&name);
-                    (extra, next_try) = (Some(name), rt::now());
+                    attempts.forget(&name);
+                    extra = Some(name);
                 }
                 Wish::Drop(name) => {
                     core.lock().dropped.insert(name.clone());
@@ -66,45 +77,80 @@ pub(crate) async fn keep(core: Arc<CopiesCore>) {
                 }
             }
         }
-        if let Some(current) = &mut building {
-            let is_learner = core.lock().learner.as_ref().is_some_and(|learner| learner.member.name() == current.name);
-            if !is_learner {
-                // It was left out.
-                building = None;
-                next_try = rt::now() + backoff.next_pause();
-            } else if let Some(outcome) = current.ended() {
-                let name = current.name.clone();
-                building = None;
-                match outcome {
-                    Ok(()) if promote(&core).await => {
-                        tracing::info!(channel = core.channel, copy = name, "a copy is complete");
-                        backoff = Backoff::new(LEARN_PAUSES.0, LEARN_PAUSES.1);
-                        if extra.as_ref() == Some(&name) {
-                            extra = None;
-                        }
-                    }
-                    Ok(()) => next_try = rt::now() + backoff.next_pause(),
+        if let Some(build) = built.take() {
+            built = go_on_building(&core, build, &mut attempts).await;
+        } else {
+            let names = candidates(&core, extra.as_deref());
+            probes.retain(|probe| names.contains(&probe.name));
+            for name in names.iter().filter(|name| attempts.is_due(name)) {
+                if probes.iter().all(|probe| probe.name != *name) {
+                    let (core, at) = (Arc::clone(&core), name.clone());
+                    probes.push(NodeTask::start(name, async move { prepare(&core, &at).await }));
+                }
+            }
+            if let Some(prepared) = first_answer(&core, &mut probes, &mut attempts) {
+                probes.clear();
+                let name = prepared.name.clone();
+                match begin_building(&core, prepared).await {
+                    Ok(build) => built = Some(build),
                     Err(error) => {
-                        tracing::warn!(channel = core.channel, copy = name, %error, "a copy is not built");
-                        leave_out(&core, &[name]).await;
-                        next_try = rt::now() + backoff.next_pause();
+                        tracing::debug!(channel = core.channel, copy = name, %error, "a copy cannot be built yet");
+                        attempts.build_failed(&name);
                     }
                 }
             }
-            continue;
         }
-        if rt::now() >= next_try
-            && let Some(name) = candidate(&core, extra.as_deref(), &mut turn)
-        {
-            next_try = rt::now() + backoff.next_pause();
-            match begin_building(&core, &name).await {
-                Ok(begun) => building = Some(begun),
-                Err(error) => {
-                    tracing::debug!(channel = core.channel, copy = name, %error, "a copy cannot be built yet")
-                }
-            }
+        if extra.as_ref().is_some_and(|name| core.lock().members.iter().any(|member| member.name() == name)) {
+            extra = None;
         }
     }
+}
+
+/// The answer of the first node that has said what it has.
+fn first_answer(core: &CopiesCore, probes: &mut Vec<NodeTask<Prepared>>, attempts: &mut Attempts) -> Option<Prepared> {
+    let mut answer = None;
+    probes.retain_mut(|probe| match probe.ended() {
+        None => true,
+        Some(Ok(prepared)) => {
+            answer.get_or_insert(prepared);
+            false
+        }
+        Some(Err(error)) => {
+            tracing::debug!(channel = core.channel, copy = probe.name, %error, "a node does not say what it has");
+            attempts.probe_failed(&probe.name);
+            false
+        }
+    });
+    answer
+}
+
+/// Looks after the copy that is being built. Returns it while it goes on.
+async fn go_on_building(
+    core: &Arc<CopiesCore>,
+    mut build: NodeTask<()>,
+    attempts: &mut Attempts,
+) -> Option<NodeTask<()>> {
+    let name = build.name.clone();
+    let is_learner = core.lock().learner.as_ref().is_some_and(|learner| learner.member.name() == name);
+    if !is_learner {
+        // It was left out.
+        attempts.build_failed(&name);
+        return None;
+    }
+    match build.ended() {
+        None => return Some(build),
+        Some(Ok(())) if promote(core).await => {
+            tracing::info!(channel = core.channel, copy = name, "a copy is complete");
+            attempts.forget(&name);
+        }
+        Some(Ok(())) => attempts.build_failed(&name),
+        Some(Err(error)) => {
+            tracing::warn!(channel = core.channel, copy = name, %error, "a copy is not built");
+            leave_out(core, std::slice::from_ref(&name)).await;
+            attempts.build_failed(&name);
+        }
+    }
+    None
 }
 
 /// The error after which this primary cannot go on.
@@ -120,7 +166,7 @@ fn fatal(core: &CopiesCore) -> Option<Error> {
 }
 
 /// Step 7: leaves lost copies out. Returns whether there were any.
-async fn leave_out_lost(core: &Arc<CopiesCore>) -> bool {
+async fn leave_out_lost(core: &Arc<CopiesCore>, attempts: &mut Attempts) -> bool {
     let (members, learner) = {
         let state = core.lock();
         (state.members.clone(), state.learner.clone())
@@ -139,6 +185,7 @@ async fn leave_out_lost(core: &Arc<CopiesCore>) -> bool {
     if names.is_empty() {
         return false;
     }
+    names.iter().for_each(|name| attempts.build_failed(name));
     leave_out(core, &names).await;
     true
 }
@@ -170,48 +217,41 @@ async fn leave_out(core: &Arc<CopiesCore>, names: &[String]) {
     }
 }
 
-/// The node at which a copy is to be built next.
-fn candidate(core: &CopiesCore, extra: Option<&str>, turn: &mut usize) -> Option<String> {
+/// The nodes at one of which a copy is to be built.
+fn candidates(core: &CopiesCore, extra: Option<&str>) -> Vec<String> {
     let state = core.lock();
     let has = |name: &str| state.members.iter().any(|member| member.name() == name);
-    if let Some(name) = extra.filter(|name| !has(name)) {
-        return (state.members.len() < COPIES_MAX).then(|| name.to_owned());
+    if let Some(name) = extra.filter(|name| !has(name) && state.members.len() < COPIES_MAX) {
+        return vec![name.to_owned()];
     }
     if state.members.len() >= core.set.wanted.min(core.set.nodes.len()) {
-        return None;
+        return Vec::new();
     }
-    let free: Vec<_> =
-        core.set.nodes.iter().filter(|node| !has(&node.name) && !state.dropped.contains(&node.name)).collect();
-    *turn += 1;
-    Some(free.get(*turn % free.len().max(1))?.name.clone())
+    let free = core.set.nodes.iter().filter(|node| !has(&node.name) && !state.dropped.contains(&node.name));
+    free.map(|node| node.name.clone()).collect()
 }
 
 /// Step 8, and the start of steps 9 and 10.
-async fn begin_building(core: &Arc<CopiesCore>, name: &str) -> Result<Building, Error> {
-    let prepared = prepare(core, name).await?;
+async fn begin_building(core: &Arc<CopiesCore>, prepared: Prepared) -> Result<NodeTask<()>, Error> {
+    let name = prepared.name.clone();
     let members = core.lock().members.iter().map(|member| member.name().to_owned()).collect();
-    if let Err((failed, error)) = core.change_view_with(members, Some(name.to_owned()), Some(prepared)).await {
+    if let Err((failed, error)) = core.change_view_with(members, Some(name.clone()), Some(prepared)).await {
         if failed != name {
             // Some members may have the view already.
-            leave_out(core, &[name.to_owned()]).await;
+            leave_out(core, &[name]).await;
         }
         return Err(error);
     }
-    let learner = match crate::build::open_learner(core, name).await {
+    let learner = match crate::build::open_learner(core, &name).await {
         Ok(learner) => Arc::new(learner),
         Err(error) => {
-            leave_out(core, &[name.to_owned()]).await;
+            leave_out(core, &[name]).await;
             return Err(error);
         }
     };
     core.lock().learner = Some(Learner { member: Arc::clone(&learner), is_attached: false, private_rows: 0 });
     core.follow(&learner);
-    let (done, outcome) = oneshot();
-    let (building, name) = (build(Arc::clone(core), learner), name.to_owned());
-    let task = rt::spawn(async move {
-        let _ = done.send(building.await);
-    });
-    Ok(Building { name, outcome, _task: task.abort_on_drop() })
+    Ok(NodeTask::start(&name, build(Arc::clone(core), learner)))
 }
 
 /// Step 11: makes the learner a member. Returns whether it is one now.

@@ -26,7 +26,8 @@
 //! 7. A member is lost if it does not confirm the epoch within [`LOST_AFTER`], if a block is not durable there within that time, or
 //!    if it has lost blocks. The primary makes a view without it. The last member is never left out: the peer waits for it.
 //!
-//! Building a copy, of a node that is new, or was left out:
+//! Building a copy, of a node that is new, or was left out. All such nodes are asked what they have, each at its own pace
+//! (`attempts`); the first that answers gets the copy:
 //! 8. The primary makes the node a learner in a view. The node removes its private rows, because the members may have purged some of
 //!    them. It removes everything if some of its blocks, or the epoch that has begun there, are not of this chain.
 //! 9. The primary copies the private rows that the learner lacks, and prunes none there. It copies blocks with their epochs, from
@@ -57,6 +58,7 @@
 //! member was used alone, and the peer waits for it. Two copies cannot decide this; a third party must. An operator who knows
 //! that the node will never return says so ([`force_view`]), and may lose what only that node had.
 
+mod attempts;
 mod blocks;
 mod build;
 mod control;
@@ -74,7 +76,7 @@ mod set;
 pub use blocks::CopiedBlocks;
 pub use control::{CopiesControl, CopyReport};
 pub use election::{begin_epoch, channels, copy_states, force_view, has_copies, newest_epoch};
-pub use limits::{HEARTBEAT_PERIOD, LEARN_PAUSES, LOST_AFTER};
+pub use limits::{HEARTBEAT_PERIOD, LOST_AFTER};
 pub use private::CopiedPrivate;
 pub use reads::{CopiedPrivateReads, CopiedReads, CopiedRowReads};
 pub use rows::CopiedRows;

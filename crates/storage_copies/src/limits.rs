@@ -16,8 +16,12 @@ pub(crate) const STATUS_TIMEOUT: Duration = Duration::from_millis(400);
 pub(crate) const BEGIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a new learner may take to remove what it has.
 pub(crate) const RESET_TIMEOUT: Duration = Duration::from_secs(60);
-/// The shortest and the longest pause before a copy is built again.
-pub const LEARN_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// How long a node may take to say what it has, before a copy is built there. Nothing waits for it.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The shortest and the longest pause before a node is asked that again.
+pub(crate) const PROBE_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+/// The shortest and the longest pause before a copy is built again at a node where it was not completed, or was lost.
+pub(crate) const BUILD_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
 /// How long appends are held back for a learner that has all blocks but the last ones.
 pub(crate) const ATTACH_TIMEOUT: Duration = Duration::from_millis(200);
 /// Blocks that may be missing at a learner while appends are held back for it.

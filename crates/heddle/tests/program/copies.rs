@@ -122,7 +122,8 @@ async fn a_manager_stops_a_storage_node_without_a_copy_and_starts_it_when_one_is
         if complete.len() == 2 && complete.iter().all(|(name, _)| *name != first) {
             break;
         }
-        assert!(start.elapsed() < RESTART_TIMEOUT, "{complete:?}");
+        let events = || text(&run(&["pool", "events", "--dir", &shown]));
+        assert!(start.elapsed() < RESTART_TIMEOUT, "{complete:?}\n{}", events());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     load.progress(SOME, "with a copy at the node that was started").await;

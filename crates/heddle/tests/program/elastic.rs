@@ -10,7 +10,7 @@ use base::Bytes;
 use futures_util::future::join_all;
 
 use crate::support::load::{Load, connect, end_with_all};
-use crate::support::processes::send;
+use crate::support::processes::{RESTART_TIMEOUT, send};
 use crate::support::{Manager, Network, run, text};
 use manager::{Action, ManagerRecord, NodeOrigin, PoolEvent, read_record};
 use node::control::{MemoryReport, request_node};
@@ -89,8 +89,17 @@ async fn load_brings_quotas_and_nodes_and_calm_takes_them_back() {
     let managed = after.peers["org1"].nodes.iter().filter(|(_, node)| node.origin == NodeOrigin::Managed);
     assert_eq!(managed.map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["compute-org1-2"], "{after:#?}");
     let node = dir.join("nodes/compute-org1-2");
-    let report = request_node(&node).await.expect("it is ready");
-    assert_eq!(report.role, "follower", "a launched node is never the primary");
+    // It follows as soon as it has heard its primary, which is busy.
+    let start = Instant::now();
+    let report = loop {
+        let report = request_node(&node).await.expect("it is ready");
+        assert_ne!(report.role, "primary", "a launched node is never the primary");
+        if report.role == "follower" {
+            break report;
+        }
+        assert!(start.elapsed() < RESTART_TIMEOUT, "{report:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
     assert!(report.load.is_some());
     load.progress(SOME, "with the launched node").await;
 

@@ -31,6 +31,7 @@ fn every_mutant_is_caught() {
         Mutant::StartAtOnce,
         Mutant::KeepIdle,
         Mutant::KeepStopped,
+        Mutant::ForgetLacking,
     ];
     let mut missed = Vec::new();
     for mutant in all {

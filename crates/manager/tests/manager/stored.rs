@@ -39,6 +39,8 @@ struct SimulatedCopies {
     copies: BTreeMap<String, Duration>,
     /// Its primary answers nobody until then, and changes nothing.
     silent_until: Duration,
+    /// It is so busy that it answers a manager every other second only.
+    is_busy: bool,
     /// The process that is tried next.
     turn: usize,
     /// Since when a manager has been shown that it lacks a copy.
@@ -115,6 +117,11 @@ impl SimulatedStorage {
             // An operator has it run for a while.
             9 => process.is_kept = true,
             10..14 => process.is_kept = false,
+            14..16 => {
+                let count = self.peers.len();
+                let peer = self.peers.values_mut().nth(index % count).expect("it is there");
+                peer.is_busy = !peer.is_busy;
+            }
             7..9 => {
                 let count = self.peers.len();
                 let peer = self.peers.values_mut().nth(index % count).expect("it is there");
@@ -124,7 +131,7 @@ impl SimulatedStorage {
         }
     }
 
-    /// Faults end; at most one process never answers again.
+    /// Faults end; at most one process never answers again, and primaries that are busy stay so.
     pub fn calm(&mut self, rng: &mut Prng) {
         let lost = rng.number() as usize % (2 * PROCESSES);
         for (index, process) in self.processes.values_mut().enumerate() {
@@ -136,9 +143,10 @@ impl SimulatedStorage {
     /// What a manager is shown of a peer. If its primary does not answer, that is nothing, or what it said before.
     pub fn view(&self, peer: &str, now: Duration, can_hear: bool) -> Option<StorageView> {
         let known = &self.peers[peer];
-        let heard = can_hear && known.silent_until <= now;
+        let is_late = known.is_busy && now.as_secs().is_multiple_of(2);
+        let heard = can_hear && known.silent_until <= now && !is_late;
         // A manager that has just started knows nothing.
-        if !heard && known.turn.is_multiple_of(2) {
+        if !heard && !is_late && known.turn.is_multiple_of(2) {
             return None;
         }
         let copies = &known.copies;
@@ -162,7 +170,7 @@ impl SimulatedStorage {
         let mut is_calm = true;
         for (name, peer) in view {
             let known = self.peers.get_mut(name).expect("it is simulated");
-            let lacking = peer.storage.as_ref().is_some_and(|storage| storage.heard && lacks(storage));
+            let lacking = peer.storage.as_ref().is_some_and(lacks);
             known.lacks_since = lacking.then(|| known.lacks_since.unwrap_or(now));
             let silent = peer.storage.as_ref().is_some_and(|storage| !storage.heard);
             known.silent_since = silent.then(|| known.silent_since.unwrap_or(now));

@@ -8,7 +8,7 @@ use base::rt::{self, CancellationToken, Instant};
 use base::{Epoch, ErrorKind};
 use storage::blocks::Blocks;
 use storage::node::{RemoteBlocks, RemoteStoreConfig};
-use storage_copies::{ChannelCopies, CopySet, begin_epoch, force_view, newest_epoch};
+use storage_copies::{ChannelCopies, CopySet, begin_epoch, copy_states, force_view, newest_epoch};
 
 use crate::evidence::SharedEvidence;
 use crate::faults::{newest_members, settle, validate};
@@ -91,6 +91,28 @@ fn losing_either_copy_pauses_the_peer_for_less_than_a_second() {
             }
             let longest = *longest.lock().expect("nobody panics");
             assert!(longest < Duration::from_secs(1), "seed {seed}: {longest:?}");
+            finish(evidence, set, end).await;
+        });
+    }
+}
+
+/// A copy is begun at a node as soon as it comes back, however often others were tried in vain.
+#[test]
+fn a_node_that_never_answers_delays_no_other() {
+    for seed in 0..4 {
+        simulate(seed, move |sim| async move {
+            let (evidence, set, end) = start(&sim, 3, 2).await;
+            sim.node("s3").crash();
+            sim.node("s2").pause();
+            // Of several lengths, since pauses between attempts grow.
+            rt::sleep(Duration::from_secs(4 + 3 * seed)).await;
+            sim.node("s3").restart();
+            rt::sleep(Duration::from_secs(2)).await;
+            let states = copy_states(&set, CHANNEL).await;
+            let views = states.iter().filter_map(|(_, state)| Some(&state.as_ref().ok()?.registered.view));
+            let newest = views.max_by_key(|view| view.id).expect("a node answers");
+            assert!(newest.copy("copy-3").is_some(), "seed {seed}: {newest:?}");
+            sim.node("s2").resume();
             finish(evidence, set, end).await;
         });
     }
