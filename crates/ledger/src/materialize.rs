@@ -20,6 +20,7 @@ use crate::block::derived::{self, DerivedChange, DerivedUpdate};
 use crate::config::{CONFIG_KEY, CONFIG_NAMESPACE};
 use crate::rwset::{VisitedWrite, visit_writes};
 use crate::transaction::{data_of_valid, results_of_valid};
+use crate::wire::Span;
 use crate::{Block, Error, Hash, namespace};
 
 /// A write of a stored block: the last one to its key in that block.
@@ -75,16 +76,10 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
         return Ok(Vec::new());
     }
     let mut writes = Vec::with_capacity(2 * block.len());
-    for (position, (envelope, code)) in block.envelope_slices().zip(block.metadata().filter()).enumerate() {
-        if *code != TxValidationCode::Valid as u8 {
-            continue;
-        }
-        let (block, index) = (block.number(), TxIndex(position as u32));
-        let broken = |reason: String| Error::Transaction { block, index, reason };
-        let results = results_of_valid(envelope).map_err(|error| broken(error.to_string()))?;
-        let version = Version::new(number, position as u32);
+    for transaction in valid_transactions(block) {
+        let ValidTransaction { envelope, version, results } = transaction?;
         let Some(results) = results else {
-            let content = data_of_valid(envelope).map_err(|error| broken(error.to_string()))?;
+            let content = data_of_valid(envelope).map_err(|error| broken(version, &error))?;
             let value = Some(StoredValue::InData(content.of(envelope)));
             writes.push(StoredWrite { namespace: CONFIG_NAMESPACE.into(), key: CONFIG_KEY.into(), value, version });
             continue;
@@ -98,7 +93,7 @@ pub fn stored_writes(block: &Block) -> Result<Vec<StoredWrite<'_>>, Error> {
             let value = value.map(|value| StoredValue::InData(value.of(envelope)));
             writes.push(StoredWrite { namespace, key, value, version });
         })
-        .map_err(|error| broken(error.to_string()))?;
+        .map_err(|error| broken(version, &error))?;
     }
     // The derived updates come last, because they replace the transactions' writes.
     let mut kept = Vec::new();
@@ -146,18 +141,52 @@ pub fn commit_hash(block: &Block, previous: Option<&Hash>) -> Result<Hash, Error
     Ok(hasher.finish(previous))
 }
 
+/// A valid transaction of a stored block.
+struct ValidTransaction<'a> {
+    envelope: &'a [u8],
+    version: Version,
+    /// The position of its read-write set; `None` for a configuration.
+    results: Option<Span>,
+}
+
+/// The valid transactions of a stored block.
+fn valid_transactions(block: &Block) -> impl Iterator<Item = Result<ValidTransaction<'_>, Error>> {
+    let all = block.envelope_slices().zip(block.metadata().filter()).enumerate();
+    let valid = all.filter(|(_, (_, code))| **code == TxValidationCode::Valid as u8);
+    valid.map(|(position, (envelope, _))| {
+        let version = Version::new(block.number().get(), position as u32);
+        let results = results_of_valid(envelope).map_err(|error| broken(version, &error))?;
+        Ok(ValidTransaction { envelope, version, results })
+    })
+}
+
+fn broken(version: Version, error: &dyn std::error::Error) -> Error {
+    Error::Transaction { block: BlockNumber(version.block), index: TxIndex(version.tx), reason: error.to_string() }
+}
+
 /// Materialises the rows that stored blocks write, for a storage node.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockMaterializer;
 
+impl BlockMaterializer {
+    fn parse(number: BlockNumber, block: &GatherList) -> Result<Block, storage::Error> {
+        let parsed = Block::parse_pieces(block.as_slice()).map_err(|error| unreadable(number, &error))?;
+        if parsed.number() != number {
+            let reason = format!("its bytes say that it is block {}", parsed.number());
+            return Err(storage::Error::Unreadable { block: number, reason });
+        }
+        Ok(parsed)
+    }
+}
+
+fn unreadable(block: BlockNumber, error: &dyn std::error::Error) -> storage::Error {
+    storage::Error::Unreadable { block, reason: error.to_string() }
+}
+
 impl Materializer for BlockMaterializer {
     fn materialize(&self, number: BlockNumber, block: &GatherList, batch: &mut RowBatch) -> Result<(), storage::Error> {
-        let unreadable = |reason: String| storage::Error::Unreadable { block: number, reason };
-        let parsed = Block::parse_pieces(block.as_slice()).map_err(|error| unreadable(error.to_string()))?;
-        if parsed.number() != number {
-            return Err(unreadable(format!("its bytes say that it is block {}", parsed.number())));
-        }
-        let writes = stored_writes(&parsed).map_err(|error| unreadable(error.to_string()))?;
+        let parsed = BlockMaterializer::parse(number, block)?;
+        let writes = stored_writes(&parsed).map_err(|error| unreadable(number, &error))?;
         let value_bytes = writes.iter().filter_map(|write| write.value).map(|value| value.bytes().len()).sum();
         let shares = batch.shares(block.len(), value_bytes);
         writes.into_iter().try_for_each(|StoredWrite { namespace, key, value, version }| {
@@ -167,5 +196,62 @@ impl Materializer for BlockMaterializer {
             };
             batch.put(&namespace, key.as_bytes(), version, value.map(own))
         })
+    }
+
+    fn visit_written(
+        &self,
+        number: BlockNumber,
+        block: &GatherList,
+        visit: &mut dyn FnMut(&str, &[u8]),
+    ) -> Result<(), storage::Error> {
+        let parsed = BlockMaterializer::parse(number, block)?;
+        parsed.check_filter().map_err(|error| unreadable(number, &error))?;
+        if number.get() == 0 {
+            // A configuration.
+            return Ok(());
+        }
+        for transaction in valid_transactions(&parsed) {
+            let ValidTransaction { envelope, results, .. } = transaction.map_err(|error| unreadable(number, &error))?;
+            let Some(results) = results else { continue };
+            let visited = visit_writes(envelope, results, |write| {
+                if write.collection.is_empty() {
+                    visit(write.namespace, write.key);
+                }
+            });
+            visited.map_err(|error| unreadable(number, &error))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden::{self, BLOCK_8};
+
+    /// Fabric's history lists every write of a valid transaction; its state ignores some, such as the second write to a key by
+    /// one transaction.
+    #[test]
+    fn a_write_that_leaves_no_row_is_visited() {
+        let golden = golden::block(BLOCK_8);
+        let rows: Vec<(String, String)> = stored_writes(&golden)
+            .expect("golden")
+            .into_iter()
+            .map(|write| (write.namespace.into_owned(), write.key.into_owned()))
+            .collect();
+        assert!(!rows.is_empty());
+        let kept = rows.iter().map(|(namespace, key)| DerivedUpdate { namespace, key, change: DerivedChange::Kept });
+        let mut metadata = golden.metadata().clone();
+        metadata.set_derived_updates(derived::encode(kept));
+        let block = golden.with_metadata(metadata);
+        assert!(stored_writes(&block).expect("it is well formed").is_empty());
+        let mut visited = Vec::new();
+        let mut visit = |namespace: &str, key: &[u8]| {
+            visited.push((namespace.to_owned(), String::from_utf8(key.to_vec()).expect("golden")));
+        };
+        BlockMaterializer
+            .visit_written(block.number(), &block.to_bytes().into(), &mut visit)
+            .expect("it is well formed");
+        assert_eq!(visited, rows);
     }
 }

@@ -112,11 +112,9 @@ pub fn check_history(oracle: &Oracle, history: &AssetHistory) -> Result<(), Stri
     let least = writes.iter().filter(|((block, _), ..)| block < height_min).count();
     let wrong = |what: String| Err(format!("{node} had reported {height_min} blocks; in its history of {id}, {what}"));
     if changes.len() < least || changes.len() > writes.len() {
-        return wrong(format!(
-            "there are {} writes; there were {least} by then, {} in all",
-            changes.len(),
-            writes.len()
-        ));
+        let told: Vec<&str> = changes.iter().rev().map(|change| &*change.tx_id).collect();
+        let all: Vec<String> = writes.iter().map(|(version, tx_id, _)| format!("{version:?} {tx_id}")).collect();
+        return wrong(format!("there are {told:?}; there were {least} writes by then, of {all:?}"));
     }
     let (known, later) = writes.split_at(changes.len());
     if let (Some(((last, _), ..)), Some(((next, _), ..))) = (known.last(), later.first())

@@ -19,6 +19,8 @@ pub const SUFFIX: &str = "_history";
 
 /// How long one question may catch up: well below the time that a client waits for an answer.
 pub const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(4);
+/// The version of the index, in place of the epoch of its savepoint. Version 0 had no entries for writes that leave no row.
+const INDEX_VERSION: Epoch = Epoch(1);
 /// The namespace of all entries.
 const NAMESPACE: &str = "h";
 const HASH_BYTES: usize = 16;
@@ -52,7 +54,15 @@ impl LocalHistory {
         let tables = match &*opened {
             Some(tables) => Arc::clone(tables),
             None => {
-                let tables = self.engine.tables(&format!("{}{SUFFIX}", self.channel)).await?;
+                let name = format!("{}{SUFFIX}", self.channel);
+                let mut tables = self.engine.tables(&name).await?;
+                let Savepoint { height, epoch, .. } = tables.savepoint();
+                if height > 0 && epoch != INDEX_VERSION {
+                    tracing::info!(channel = self.channel, "building the history again: another release built it");
+                    drop(tables);
+                    self.engine.clear(&name).await?;
+                    tables = self.engine.tables(&name).await?;
+                }
                 check_savepoint(self.blocks.as_ref(), &tables.savepoint()).await?;
                 Arc::clone(opened.insert(tables))
             }
@@ -88,15 +98,17 @@ impl LocalHistory {
 /// The entries of some blocks, with the savepoint that they lead to.
 fn entries(materializer: &dyn Materializer, page: &[StoredBlock]) -> Result<RowBatch, Error> {
     let last = page.last().ok_or(Error::Invalid("a page of blocks below the height is empty"))?;
-    let savepoint = Savepoint { height: last.number.get() + 1, epoch: Epoch(0), block_hash: last.header_hash };
-    let mut batch = RowBatch::new(savepoint);
+    let (height, block_hash) = (last.number.get() + 1, last.header_hash);
+    let mut batch = RowBatch::new(Savepoint { height, epoch: INDEX_VERSION, block_hash });
     for block in page {
-        let mut rows = RowBatch::new(savepoint);
-        materializer.materialize(block.number, &block.payload.clone().into(), &mut rows)?;
-        for (prefix, version) in rows.written() {
-            let entry = entry(prefix, version.block);
-            batch.put(NAMESPACE, &entry, Version::new(version.block, 0), Some(Bytes::new()))?;
-        }
+        let (version, mut put) = (Version::new(block.number.get(), 0), Ok(()));
+        materializer.visit_written(block.number, &block.payload.clone().into(), &mut |namespace, key| {
+            let entry = entry(&row_prefix(namespace, key), block.number.get());
+            if put.is_ok() {
+                put = batch.put(NAMESPACE, &entry, version, Some(Bytes::new()));
+            }
+        })?;
+        put?;
     }
     Ok(batch)
 }

@@ -18,7 +18,7 @@ use crate::blocks::{BlockStore, BlockStoreConfig, NO_PREVIOUS, NewBlock};
 use crate::state_store::tests::{Lines, rows};
 use crate::state_store::{MATERIALIZE_BLOCKS_MAX, Materializer};
 use crate::tables::{FjallConfig, FjallEngine, ModelEngine};
-use crate::tables::{RowBatch, TablesEngine};
+use crate::tables::{RowBatch, Savepoint, TablesEngine};
 
 const BLOCKS: [&str; 6] = ["", "cc a 1\ncc b 1\ndd a 9", "cc a 2\ncc a 3", "cc b", "cc a\ncc d 4", "dd a 1"];
 
@@ -168,6 +168,27 @@ fn a_question_that_takes_too_long_is_answered_when_it_is_asked_again() {
         assert_eq!(found, [newest, newest - 7, newest - 14].map(BlockNumber));
         assert!(asked > 2);
         assert_eq!(reader.0.load(Ordering::Relaxed) as u64, count, "no block is read twice");
+    });
+    run.expect("the run ends");
+}
+
+/// The index of an earlier release lacks entries.
+#[test]
+fn an_index_of_another_version_is_built_again() {
+    let run = Simulation::new(3).run(|_| async {
+        let blocks = store().await;
+        append(&blocks, 0, "").await;
+        append(&blocks, 1, "cc a 1").await;
+        blocks.sync().await.expect("it is durable");
+        let engine = model().await;
+        let tables = engine.tables("alpha_history").await.expect("it opens");
+        let earlier = Savepoint { height: 2, epoch: Epoch(0), block_hash: hash(1) };
+        tables.write(RowBatch::new(earlier)).expect("it is written");
+        let found = history(&blocks, engine.clone()).blocks_of(question("cc", "a", 2, 9)).await.expect("it answers");
+        assert_eq!(found, [BlockNumber(1)]);
+        drop(tables);
+        let savepoint = engine.tables("alpha_history").await.expect("it opens").savepoint();
+        assert_eq!((savepoint.height, savepoint.epoch), (2, Epoch(1)));
     });
     run.expect("the run ends");
 }

@@ -100,6 +100,23 @@ pub trait Materializer: Send + Sync + 'static {
     /// # Errors
     /// [`Error::Unreadable`] if the bytes are not a block; errors of the batch.
     fn materialize(&self, number: BlockNumber, block: &GatherList, batch: &mut RowBatch) -> Result<(), Error>;
+
+    /// Calls `visit` with the namespace and the key of each public write of the valid transactions of a block, in any order
+    /// and possibly several times. These include writes that leave no row. By default, the keys of the rows.
+    ///
+    /// # Errors
+    /// As [`Materializer::materialize`].
+    fn visit_written(
+        &self,
+        number: BlockNumber,
+        block: &GatherList,
+        visit: &mut dyn FnMut(&str, &[u8]),
+    ) -> Result<(), Error> {
+        let mut batch = RowBatch::new(Savepoint { height: number.get().saturating_add(1), ..Savepoint::default() });
+        self.materialize(number, block, &mut batch)?;
+        batch.written().for_each(|(namespace, key)| visit(&namespace, &key));
+        Ok(())
+    }
 }
 
 /// Checks that tables at `savepoint` were made from these blocks.

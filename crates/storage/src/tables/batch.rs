@@ -4,7 +4,7 @@
 use base::{Bytes, Map, Version};
 use wire::Reader;
 
-use super::key::RowKey;
+use super::key::{RowKey, decode_prefix};
 use super::{Savepoint, key};
 use crate::Error;
 
@@ -160,11 +160,11 @@ impl RowBatch {
         self.keys.len() + self.value_bytes
     }
 
-    /// The common prefix of all rows of a row's key, and the row's version, in the order given.
-    pub(crate) fn written(&self) -> impl Iterator<Item = (&[u8], Version)> {
+    /// The namespaces and keys of its rows, in the order given.
+    pub(crate) fn written(&self) -> impl Iterator<Item = (String, Vec<u8>)> {
         self.rows().map(|(row, _)| {
             let row = RowKey::split(row).expect("the batch made it");
-            (row.prefix, row.version)
+            decode_prefix(row.prefix).expect("the batch made it")
         })
     }
 
