@@ -32,5 +32,7 @@ base::mutants! {
         LeaveServing,
         /// The primary keeps followers that answer no heartbeat.
         KeepSilent,
+        /// A follower that has just joined counts a whole lease, and the primary waits for a shorter one.
+        WholeFirstLease,
     }
 }

@@ -19,14 +19,23 @@ use std::time::Duration;
 
 use base::rt::Instant;
 
+use crate::fault::{Mutant, mutant};
+
 /// How long a lease lasts by its holder's clock.
 pub const LEASE: Duration = Duration::from_millis(50);
 /// How long the primary waits, by its clock, until every lease granted before has ended.
 pub const REUSE_AFTER: Duration = base::lease::waited(LEASE);
+/// How long a lease of a compute node lasts that has just joined. It is slow to acknowledge blocks while it takes on its first
+/// work, and each block waits for it until its lease ends. A lease counts from the acknowledgement that asks for it and is
+/// granted with the next heartbeat, so without blocks the next grant comes two heartbeats and two confirmations of storage later:
+/// with three heartbeats it is renewed before it ends.
+pub const FIRST_LEASE: Duration = Duration::from_millis(30);
+/// For how long after its first acknowledgement a node gets such leases.
+pub const FIRST_LEASES_FOR: Duration = Duration::from_millis(500);
 /// The most lease holders of one primary.
 pub const HOLDERS_MAX: usize = 256;
 
-const _: () = assert!(REUSE_AFTER.as_nanos() > LEASE.as_nanos());
+const _: () = assert!(REUSE_AFTER.as_nanos() > LEASE.as_nanos() && FIRST_LEASE.as_nanos() < LEASE.as_nanos());
 
 /// The right to use addresses that a read learns, until the lease ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,42 +63,41 @@ pub struct FollowerId(pub u32);
 
 /// The primary's record of the compute nodes that may be serving from their caches.
 ///
-/// 1. A holder asks at its time `a`; its lease ends at `a + LEASE` by its clock. 2. The primary grants the lease at its
-///    time `g`, which in true time is later than `a`. 3. So from `g + REUSE_AFTER` on, by the primary's clock, that
+/// 1. A holder asks at its time `a`; its lease of length `l` ends at `a + l` by its clock. 2. The primary grants the lease
+///    at its time `g`, which in true time is later than `a`. 3. So from `g + waited(l)` on, by the primary's clock, that
 ///    lease has ended.
+///
+/// A holder counts [`LEASE`] from the time that the grant names. A shorter lease names an earlier time than `a`
+/// ([`LeaseGrantor::grant`]).
 #[derive(Debug, Default)]
 pub struct LeaseGrantor {
-    granted: BTreeMap<FollowerId, Instant>,
+    /// When the last lease of each holder has ended.
+    ends: BTreeMap<FollowerId, Instant>,
 }
 
 impl LeaseGrantor {
-    /// Grants or renews a lease; false when there are too many holders.
-    pub fn grant(&mut self, follower: FollowerId, now: Instant) -> bool {
-        if self.granted.len() >= HOLDERS_MAX && !self.granted.contains_key(&follower) {
-            return false;
+    /// Grants or renews a lease of this length, at most [`LEASE`], to a holder that has asked for it at `asked` by its own
+    /// clock. Returns the time by that clock from which the holder counts [`LEASE`]; `None` when there are too many
+    /// holders, or when the holder's clock began too lately to have such a time.
+    pub fn grant(&mut self, follower: FollowerId, asked: u64, length: Duration, now: Instant) -> Option<u64> {
+        if self.ends.len() >= HOLDERS_MAX && !self.ends.contains_key(&follower) {
+            return None;
         }
-        self.granted.insert(follower, now);
-        true
+        let shorter = if mutant(Mutant::WholeFirstLease) { Duration::ZERO } else { LEASE.saturating_sub(length) };
+        let counted_from = asked.checked_sub(shorter.as_nanos() as u64).filter(|from| *from > 0)?;
+        let ends = self.ends.entry(follower).or_insert(now);
+        *ends = (*ends).max(now + base::lease::waited(length));
+        Some(counted_from)
     }
 
     /// Stops granting leases to a holder; returns when its last one has ended.
     pub fn fence(&mut self, follower: FollowerId, now: Instant) -> Instant {
-        self.granted.remove(&follower).map_or(now, |granted| granted + REUSE_AFTER)
+        self.ends.remove(&follower).unwrap_or(now)
     }
 
     /// When a holder's last lease has ended; `None` if it was never granted one.
     pub fn ends(&self, follower: FollowerId) -> Option<Instant> {
-        self.granted.get(&follower).map(|granted| *granted + REUSE_AFTER)
-    }
-
-    /// Drops the holders whose leases have ended.
-    pub fn expire(&mut self, now: Instant) {
-        self.granted.retain(|_, granted| *granted + REUSE_AFTER > now);
-    }
-
-    /// The holders whose leases may still be live.
-    pub fn followers(&self) -> impl Iterator<Item = FollowerId> + '_ {
-        self.granted.keys().copied()
+        self.ends.get(&follower).copied()
     }
 }
 
@@ -105,14 +113,30 @@ mod tests {
             let now = rt::now();
             let mut grantor = LeaseGrantor::default();
             let lease = Lease::begin(now);
-            assert!(grantor.grant(FollowerId(1), now));
+            let asked = now.nanos() + LEASE.as_nanos() as u64;
+            assert_eq!(grantor.grant(FollowerId(1), asked, LEASE, now), Some(asked));
             let ended = grantor.fence(FollowerId(1), now + Duration::from_millis(1));
             assert_eq!(ended, now + REUSE_AFTER);
             assert!(lease.is_live(now) && !lease.is_live(now + LEASE));
             assert_eq!(grantor.fence(FollowerId(1), now), now, "nothing is left to wait for");
-            grantor.grant(FollowerId(2), now);
-            grantor.expire(now + REUSE_AFTER);
-            assert_eq!(grantor.followers().count(), 0);
+        });
+    }
+
+    #[test]
+    fn a_shorter_lease_is_a_whole_one_that_was_asked_for_earlier() {
+        rt::production::run(async {
+            let (now, id) = (rt::now(), FollowerId(1));
+            let mut grantor = LeaseGrantor::default();
+            let asked = 3 * LEASE.as_nanos() as u64;
+            let from = grantor.grant(id, asked, FIRST_LEASE, now).expect("there is room");
+            assert_eq!(Duration::from_nanos(from) + LEASE, Duration::from_nanos(asked) + FIRST_LEASE);
+            assert_eq!(grantor.ends(id), Some(now + base::lease::waited(FIRST_LEASE)));
+            grantor.grant(id, asked, LEASE, now).expect("it is known");
+            grantor.grant(id, asked, FIRST_LEASE, now).expect("it is known");
+            assert_eq!(grantor.ends(id), Some(now + REUSE_AFTER), "the longer one is still held");
+            // By a clock that began after the time from which the holder would count.
+            assert_eq!(grantor.grant(FollowerId(2), 1_000, FIRST_LEASE, now), None);
+            assert_eq!(grantor.ends(FollowerId(2)), None);
         });
     }
 }

@@ -22,7 +22,7 @@ use crate::fault::{Mutant, hold_up, mutant};
 use crate::followers::message::{Announcement, Candidate, ToFollower};
 use crate::followers::work::{NO_WORK, WorkItems};
 use crate::followers::{FOLLOWERS_MAX, SILENT_HEARTBEATS_MAX};
-use crate::lease::{FollowerId, LeaseGrantor};
+use crate::lease::{FIRST_LEASE, FIRST_LEASES_FOR, FollowerId, LEASE, LeaseGrantor};
 use crate::load::{LoadReport, ReportedNode};
 
 /// Updates that may wait for one follower; one more and it is fenced.
@@ -36,7 +36,8 @@ const IN_USE_TIMEOUT: Duration = Duration::from_millis(5);
 /// 1 off.
 const LATE_WEIGHT: u8 = 2;
 /// A follower is fenced at this sum: after three late updates in a row, or when a third or more of its updates are late
-/// for long. Each of them delayed a commit until the end of a lease.
+/// for long. Each of them delayed a commit until the end of a lease. The shorter leases of one that has just joined do not
+/// count.
 const LATENESS_MAX: u8 = 3 * LATE_WEIGHT;
 
 /// See [the module](self).
@@ -85,6 +86,8 @@ pub(super) struct FollowerEntry {
     pending: PendingChanges,
     pub(super) acked: u64,
     floor: u64,
+    /// When it first acknowledged an update; before, when it joined.
+    began: Instant,
     /// The time, by the follower's clock, at which it last asked for a lease, until that lease is granted.
     asked: Option<u64>,
     /// The pending question about records in use.
@@ -102,6 +105,13 @@ pub(super) struct FollowerEntry {
     pub(super) work_items: WorkItems,
     /// Ends the link.
     stop: CancellationToken,
+}
+
+impl FollowerEntry {
+    /// The length of the lease that it gets now.
+    fn lease(&self, now: Instant) -> Duration {
+        if now.since(self.began.min(now)) < FIRST_LEASES_FOR { FIRST_LEASE } else { LEASE }
+    }
 }
 
 /// A follower's request for a lease.
@@ -184,6 +194,7 @@ impl FollowerTable {
             pending: state.shared.joined_here(),
             acked: state.sequence,
             floor,
+            began: rt::now(),
             asked: None,
             question: None,
             lateness: 0,
@@ -320,10 +331,10 @@ impl FollowerTable {
             let mut granted = 0;
             // Both are in the order of the followers' numbers.
             if let Ok(place) = grants.binary_search_by_key(holder, |asked| asked.follower)
-                && state.grantor.grant(*holder, now)
+                && let Some(from) = state.grantor.grant(*holder, grants[place].at, member.lease(now), now)
             {
-                granted = grants[place].at;
-                member.asked = member.asked.filter(|at| *at != granted);
+                granted = from;
+                member.asked = member.asked.filter(|at| *at != grants[place].at);
             }
             let changes = member.pending.take(&shared);
             let is_short = changes.len() <= CHANGES_BYTES_MAX;
@@ -386,7 +397,11 @@ impl FollowerTable {
         member.floor = member.floor.max(floor);
         member.asked = Some(asked);
         member.load = load;
-        member.heard = Some(rt::now());
+        let now = rt::now();
+        if member.heard.replace(now).is_none() {
+            // It has caught up, which may have taken long.
+            member.began = now;
+        }
         member.silent = 0;
         let acked = member.acked;
         let is_last = state.note_acknowledged(follower, acked);
@@ -445,7 +460,8 @@ impl FollowerTable {
         let state = &mut *guard;
         let mut slow = Vec::new();
         for (holder, member) in &mut state.members {
-            if member.acked < sequence && state.grantor.ends(*holder) == Some(ended) {
+            let is_whole = member.lease(ended) == LEASE;
+            if member.acked < sequence && state.grantor.ends(*holder) == Some(ended) && is_whole {
                 member.lateness += LATE_WEIGHT;
                 if member.lateness >= LATENESS_MAX {
                     slow.push(*holder);
@@ -561,6 +577,9 @@ mod tests {
     use super::*;
     use crate::lease::REUSE_AFTER;
 
+    /// When a lease is asked for, by the clock of a process that has run for a while.
+    const ASKED: u64 = 1_000_000_000;
+
     /// A follower that took leases and acknowledged late made every commit wait for the end of a lease, without limit.
     #[test]
     fn a_reader_that_keeps_commits_waiting_is_fenced() {
@@ -572,22 +591,34 @@ mod tests {
                     let (updates, _told) = bounded(UPDATES_MAX);
                     let (holder, stop) = (holders.number(), CancellationToken::new());
                     assert!(holders.add(holder, "reader".into(), 3, updates, 0, stop.clone()));
-                    for commit in 1..100u64 {
+                    let commit = async |commit: u64, is_punctual: bool| {
                         // It gets its lease first, and acknowledges that update.
                         let known = holders.state().sequence;
-                        holders.acknowledge(holder, known, commit, 0, LoadReport::default());
+                        holders.acknowledge(holder, known, ASKED + commit, 0, LoadReport::default());
                         let granted = holders.flush(&holders.lease_requests(), false);
-                        holders.acknowledge(holder, granted, commit, 0, LoadReport::default());
+                        holders.acknowledge(holder, granted, ASKED + commit, 0, LoadReport::default());
                         let sequence = holders.flush(&[], false);
-                        if punctual_every > 0 && commit % punctual_every != 0 {
-                            holders.acknowledge(holder, sequence, commit, 0, LoadReport::default());
+                        if is_punctual {
+                            holders.acknowledge(holder, sequence, ASKED + commit, 0, LoadReport::default());
                         }
                         let begun = rt::now();
                         holders.wait_acknowledged(sequence).await;
+                        begun.elapsed()
+                    };
+                    // When it has just joined, a commit waits for it only briefly, and it is given time.
+                    let joined = rt::now();
+                    while joined.elapsed() < FIRST_LEASES_FOR - 2 * FIRST_LEASE {
+                        let waited = commit(0, false).await;
+                        assert!((FIRST_LEASE..FIRST_LEASE + Duration::from_millis(1)).contains(&waited), "{waited:?}");
+                        assert!(!stop.is_cancelled());
+                    }
+                    rt::sleep(FIRST_LEASES_FOR - joined.elapsed()).await;
+                    for number in 1..100u64 {
+                        let waited = commit(number, punctual_every > 0 && number % punctual_every != 0).await;
                         let limit = REUSE_AFTER + Duration::from_millis(1);
-                        assert!(begun.elapsed() <= limit, "no commit waits longer than a lease");
+                        assert!(waited <= limit, "no commit waits longer than a lease");
                         if stop.is_cancelled() {
-                            return Some(commit);
+                            return Some(number);
                         }
                     }
                     None
@@ -626,7 +657,7 @@ mod tests {
             (follower, sent, stop)
         };
         let followers: Vec<_> = (0..count).map(join).collect();
-        followers.iter().for_each(|(follower, ..)| table.acknowledge(*follower, 0, 1, 0, LoadReport::default()));
+        followers.iter().for_each(|(follower, ..)| table.acknowledge(*follower, 0, ASKED, 0, LoadReport::default()));
         table.flush(&table.lease_requests(), false);
         (table, followers)
     }
@@ -654,7 +685,7 @@ mod tests {
             for (follower, ..) in &followers {
                 assert!(!waiting.is_finished());
                 let progress = table.progress.notified();
-                table.acknowledge(*follower, u64::MAX, 2, 0, LoadReport::default());
+                table.acknowledge(*follower, u64::MAX, ASKED + 1, 0, LoadReport::default());
                 woken += u32::from(rt::timeout(Duration::from_nanos(1), progress).await.is_ok());
             }
             assert_eq!(woken, 1);
@@ -673,7 +704,7 @@ mod tests {
             assert!(left.2.is_cancelled() && table.ids() == [silent.0, awake.0]);
             let sequence = table.flush(&[], false);
             for (follower, ..) in [silent, awake] {
-                table.acknowledge(*follower, sequence, 2, 0, LoadReport::default());
+                table.acknowledge(*follower, sequence, ASKED + 1, 0, LoadReport::default());
             }
             table.wait_acknowledged(sequence).await;
             assert!(begun.elapsed() < Duration::from_millis(1), "its lease had not ended, and nobody waited");
@@ -682,7 +713,7 @@ mod tests {
                 assert!(!silent.2.is_cancelled());
                 table.count_heartbeat();
                 let load = LoadReport { percent: 30, queued: 2 };
-                table.acknowledge(awake.0, sequence, 3, 0, load);
+                table.acknowledge(awake.0, sequence, ASKED + 2, 0, load);
             }
             assert!(silent.2.is_cancelled() && !awake.2.is_cancelled());
             rt::sleep(Duration::from_millis(5)).await;

@@ -30,7 +30,9 @@
 //!    lease ([`FollowerTable::wait_acknowledged`]). Leases are granted with heartbeats. The primary first receives the
 //!    follower's request, then asks storage to confirm that no newer primary has started, and grants the lease only
 //!    after this confirmation. Only an acknowledgement requests a lease, so a follower that has not caught up with the
-//!    update gets none.
+//!    update gets none. In the first [`FIRST_LEASES_FOR`](crate::lease::FIRST_LEASES_FOR) after its first one its leases are
+//!    short ([`FIRST_LEASE`](crate::lease::FIRST_LEASE)): while it takes on its first work it acknowledges late, and blocks
+//!    would wait for it.
 //! 7. A follower gives a snapshot only under a live lease, and an answer counts only if the lease is still live once
 //!    the answer is complete ([`JoinedState::is_live`]). A read of remote memory starts only under a live lease.
 //! 8. The state retires a buffer only when every lease holder has acknowledged the update after which nothing leads to

@@ -14,6 +14,7 @@ use base::rt::simulation::{FaultPlan, Sim, Simulation};
 use base::rt::{self, CancellationToken};
 use replica::fault::{Mutant, plant};
 use replica::followers::work::{AVOIDED_FOR, NO_WORK, WORK_ITEMS_MAX};
+use replica::lease::FIRST_LEASES_FOR;
 use replica::load::LoadReport;
 use replica::offload::WorkPlacement as _;
 use replica::{FindPrimary, ReplicatedState as _, WorkHandler};
@@ -127,7 +128,8 @@ where
                 CancellationToken::new().cancelled().await;
             }
         });
-        rt::sleep(Duration::from_millis(200)).await;
+        // A reader that has just joined has short leases at first.
+        rt::sleep(Duration::from_millis(200) + FIRST_LEASES_FOR).await;
         let state = shown.lock().expect("nobody panics with it").take().expect("it is open");
         what(sim, state).await
     });

@@ -51,7 +51,7 @@ pub fn plant(mutant: Planted) {
     }
 }
 
-const ALL: [Planted; 34] = [
+const ALL: [Planted; 35] = [
     Planted::State(Mutant::LinkEarly),
     Planted::State(Mutant::NoIncarnation),
     Planted::State(Mutant::FillSurvives),
@@ -71,6 +71,7 @@ const ALL: [Planted; 34] = [
     Planted::Replica(ReplicaMutant::GrantUnproven),
     Planted::Replica(ReplicaMutant::ServeEarly),
     Planted::Replica(ReplicaMutant::LeaveServing),
+    Planted::Replica(ReplicaMutant::WholeFirstLease),
     Planted::State(Mutant::MovedStale),
     Planted::State(Mutant::MarkEarly),
     Planted::State(Mutant::MarksStay),
