@@ -2,7 +2,7 @@
 //!
 //! The tools for it are in [`measurement`]: workloads, the driver, statistics and reports. Benchmarks of a network's
 //! throughput consist of them alone. Measurements of parts of the system are here: [`state`], [`ordering`], [`rma`],
-//! [`validate`], [`signatures`], [`invalidation`], and the figures of the papers ([`flexchain`], [`sift`]). [`under_attack`] measures honest
+//! [`validate`], [`signatures`], [`invalidation`], [`far_memory`], and the figures of the papers ([`flexchain`], [`sift`]). [`under_attack`] measures honest
 //! clients while a network is attacked.
 //!
 //! Each measurement has a configuration with sane defaults, and returns a [`Figure`](measurement::figure::Figure):
@@ -28,12 +28,13 @@
 //! # What it needs around it
 //!
 //! * Above: `heddle bench` starts and stops the network, chooses the measurement and prints its progress.
-//! * Below: the measured systems, through the public interfaces of `state`, `pool`, `rma`, `ordered_log`, `validation` and
-//!   `kv`.
+//! * Below: the measured systems, through the public interfaces of `state`, `pool`, `rma`, `ordered_log`, `validation`,
+//!   `kv` and `farmem`.
 //! * An otherwise idle machine. Figures that limit processors use a cgroup if they can make one, and otherwise pause
 //!   the process by signals.
 #![deny(missing_docs)]
 
+pub mod far_memory;
 pub mod flexchain;
 pub mod invalidation;
 pub mod ordering;

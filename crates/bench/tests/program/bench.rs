@@ -303,6 +303,16 @@ fn figure_8b_limits_the_memory_nodes_processor_in_either_way() {
 }
 
 #[test]
+fn far_memory_is_measured_over_both_providers() {
+    let ratios = ["fault_over_floor", "stream_over_provider", "cores_per_100k_faults"];
+    for provider in ["shm", "tcp"] {
+        let (figure, _) = quick("farmem", &ratios, &["--provider", provider]);
+        assert_eq!(figure["rows"].as_array().map(Vec::len), Some(6), "{figure:#}");
+        assert_eq!(figure["bounds"].as_object().map(serde_json::Map::len), Some(3), "{figure:#}");
+    }
+}
+
+#[test]
 fn sifts_figure_5_sets_both_engines_beside_each_other() {
     let ratios = [
         "write_over_raft",

@@ -2,7 +2,9 @@
 
 use clap::Subcommand;
 
-use super::component::{OrderingArguments, RmaArguments, SignaturesArguments, StateArguments, ValidateArguments};
+use super::component::{
+    FarMemoryArguments, OrderingArguments, RmaArguments, SignaturesArguments, StateArguments, ValidateArguments,
+};
 use super::faults::{FailoverArguments, MemoryLostArguments, StorageLostArguments, UnderAttackArguments};
 use super::flexchain::{
     ComputePoolArguments, ContentionArguments, ElasticArguments, Fig1Arguments, Fig5aArguments, Fig5bArguments,
@@ -250,6 +252,18 @@ and verbs over tcp with a request and a reply of the same sizes over a bare sock
 in the same way; batches of both alternate. Checks the ratios at the end against their bounds.
 docs/formats/bench.md explains the JSON.")]
     Rma(RmaArguments),
+    /// Far memory alone: page faults and streams of a region over the memory pool, beside their floors
+    #[command(after_help = "\
+Examples:
+  heddle bench farmem
+  heddle bench farmem --quick
+  heddle bench farmem --provider tcp --json farmem.json      the plot is farmem.svg
+
+Starts no network. A region of which a quarter may be resident lies over two memory nodes of this process, whose
+verbs take at least the time of a link of 1.2 us and 56 Gbit/s. Faults at random pages are compared with the least
+that a fault and a read of one page cost, a pass in order with reads of 64 KiB over the provider. Needs access to
+/dev/userfaultfd. Checks the ratios at the end against their bounds. docs/formats/bench.md explains the JSON.")]
+    Farmem(FarMemoryArguments),
     /// Verification of P-256 signatures with tables of keys, beside the library
     #[command(after_help = "\
 Examples:

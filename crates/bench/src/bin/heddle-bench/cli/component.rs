@@ -48,6 +48,28 @@ pub struct RmaArguments {
     pub output: FigureOutput,
 }
 
+/// Far memory.
+#[derive(Args, Debug, Clone)]
+pub struct FarMemoryArguments {
+    /// Rounds, of which the medians count
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=999))]
+    pub rounds: u64,
+    /// Memory of the region, of which a quarter may be resident, in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 256, value_parser = clap::value_parser!(u64).range(16..=65_536))]
+    pub data_mib: u64,
+    /// How remote memory is reached
+    #[arg(long, value_enum, value_name = "NAME", default_value = "shm")]
+    pub provider: ProviderChoice,
+    /// Without the added time of a link; the ratios then have no bounds
+    #[arg(long)]
+    pub unshaped: bool,
+    /// A quick look: 32 MiB, one round
+    #[arg(long)]
+    pub quick: bool,
+    #[command(flatten)]
+    pub output: FigureOutput,
+}
+
 /// A way to reach remote memory.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProviderChoice {

@@ -7,7 +7,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use measurement::figure::Figure;
 
 use crate::cli::component::{
-    OrderingArguments, ProviderChoice, RmaArguments, SignaturesArguments, StateArguments, StatePart, ValidateArguments,
+    FarMemoryArguments, OrderingArguments, ProviderChoice, RmaArguments, SignaturesArguments, StateArguments,
+    StatePart, ValidateArguments,
 };
 use crate::cli::figure::FigureOutput;
 use crate::failure::CommandError;
@@ -68,6 +69,23 @@ pub async fn rma(arguments: &RmaArguments, stop: &CancellationToken) -> Result<(
     };
     let progress = FigureProgress::new();
     let figure = bench::rma::run(&options, stop, &|part| progress.report(part)).await;
+    drop(progress);
+    show(&figure?, &arguments.output)
+}
+
+pub async fn far_memory(arguments: &FarMemoryArguments, stop: &CancellationToken) -> Result<(), CommandError> {
+    let (data_mib, rounds) = if arguments.quick { (32, 1) } else { (arguments.data_mib, arguments.rounds) };
+    let defaults = bench::far_memory::FarMemoryConfig::default();
+    let options = bench::far_memory::FarMemoryConfig {
+        rounds: usize::try_from(rounds).expect("at most 999, says the command line"),
+        region_bytes: data_mib << 20,
+        budget_bytes: data_mib << 18,
+        faults: if arguments.quick { 1_000 } else { defaults.faults },
+        tcp: arguments.provider == ProviderChoice::Tcp,
+        unshaped: arguments.unshaped,
+    };
+    let progress = FigureProgress::new();
+    let figure = bench::far_memory::run(&options, stop, &|part| progress.report(part)).await;
     drop(progress);
     show(&figure?, &arguments.output)
 }

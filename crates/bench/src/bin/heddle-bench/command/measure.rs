@@ -116,6 +116,7 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
         BenchCommand::SiftProcess => Ok(bench::sift::child_processes::serve().await?),
         BenchCommand::Signatures(arguments) => super::figure::signatures(arguments, &stop),
         BenchCommand::Rma(arguments) => super::figure::rma(arguments, &stop).await,
+        BenchCommand::Farmem(arguments) => super::figure::far_memory(arguments, &stop).await,
         BenchCommand::FlexchainFig1(arguments) => super::fig1::run(arguments, &stop).await,
         BenchCommand::FlexchainFig5a(arguments) => super::fig5a::run(arguments, &stop).await,
         BenchCommand::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,
