@@ -75,7 +75,9 @@ impl KeyHistory {
             let Some(results) = results else { continue };
             let mut written = None;
             visit_writes(envelope, results, |write| {
-                if write.namespace == namespace && write.collection.is_empty() && write.key == key.as_bytes() {
+                let is_wanted = write.namespace == namespace && write.collection.is_empty();
+                // Of several writes of a transaction to the key, Fabric's history shows the first.
+                if is_wanted && write.key == key.as_bytes() && written.is_none() {
                     written = Some(write.value.map(|value| value.of(envelope)));
                 }
             })

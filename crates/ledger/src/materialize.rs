@@ -207,7 +207,7 @@ impl Materializer for BlockMaterializer {
         let parsed = BlockMaterializer::parse(number, block)?;
         parsed.check_filter().map_err(|error| unreadable(number, &error))?;
         if number.get() == 0 {
-            // A configuration.
+            // Block 0 is a configuration, and writes no key.
             return Ok(());
         }
         for transaction in valid_transactions(&parsed) {

@@ -8,10 +8,10 @@
 //!    restarts a process that has failed sooner than that. A peer whose primary has not been heard for
 //!    [`StoragePolicy::silent_for`](crate::StoragePolicy::silent_for) may be waiting for any node of its plan: it lacks one too.
 //! 2. A process is **idle** while no peer has a copy there and no peer lacks one or builds one. After
-//!    [`StoragePolicy::idle_for`](crate::StoragePolicy::idle_for) it is stopped, if every peer of the pool is heard just then: one
-//!    that is not may have a copy anywhere. Its files stay. A process that an operator has started is not idle.
-//! 3. Between two answers of a primary, its last report holds: one that is busy answers now and then only, and what its peer
-//!    lacks must not be forgotten each time.
+//!    [`StoragePolicy::idle_for`](crate::StoragePolicy::idle_for) it is stopped, if every peer of the pool is heard just then: an
+//!    unheard peer may have a copy at any process. Its files stay. A process that an operator has started is not idle.
+//! 3. Between two answers of a primary, its last report holds. A busy primary misses answers, and the clock of a lacking copy must
+//!    not start again at each miss.
 //! 4. One process of the pool is started or stopped at a time.
 //!
 //! Invariant: no process is stopped at which a copy was seen. A copy that a primary begins to build there in the meantime is lost
@@ -56,22 +56,22 @@ impl StorageLoop {
         }
         let lacking = self.lacking.iter().filter(|(_, since)| is_due(since, lost_for) && !mutant(Mutant::KeepStopped));
         let silent = self.silent.iter().filter(|(_, since)| is_due(since, policy.silent_for));
-        for (peer, _) in lacking.chain(silent) {
+        let lacking = lacking.map(|(peer, _)| (peer, true));
+        for (peer, is_lacking) in lacking.chain(silent.map(|(peer, _)| (peer, false))) {
             let Some(storage) = view.get(peer).and_then(|peer| peer.storage.as_ref()) else { continue };
             let Some(stopped) = storage.nodes.iter().find(|node| !node.runs) else { continue };
-            let seen = match storage.heard {
-                true => {
-                    format!("{} of {} copies are complete, and none is being built", complete(storage), storage.wanted)
-                }
-                false => "no primary says where its copies are".to_owned(),
+            let (seen, why) = match is_lacking {
+                true => (
+                    format!("{} of {} copies are complete, and none is being built", complete(storage), storage.wanted),
+                    "its primary builds a copy where a storage node answers",
+                ),
+                false => (
+                    "no primary says where its copies are".to_owned(),
+                    "a candidate may need any storage node of the plan",
+                ),
             };
             let action = Some(Action::StartStorage { node: stopped.name.clone() });
-            let why = match storage.heard {
-                true => "its primary builds a copy where a storage node answers",
-                false => "a candidate may need any storage node of the plan",
-            };
-            let why = why.to_owned();
-            return Some((peer.clone(), Decision { action, seen, why }));
+            return Some((peer.clone(), Decision { action, seen, why: why.to_owned() }));
         }
         let is_heard = |peer: &PeerView| peer.storage.as_ref().is_some_and(|storage| storage.heard);
         if !view.values().all(is_heard) && !mutant(Mutant::StopUnheard) {

@@ -28,7 +28,8 @@ pub const REUSE_AFTER: Duration = base::lease::waited(LEASE);
 /// How long a lease of a compute node lasts that has just joined. It is slow to acknowledge blocks while it takes on its first
 /// work, and each block waits for it until its lease ends. A lease counts from the acknowledgement that asks for it and is
 /// granted with the next heartbeat, so without blocks the next grant comes two heartbeats and two confirmations of storage later:
-/// with three heartbeats it is renewed before it ends.
+/// with three heartbeats it is renewed before it ends, if storage confirms within 5 ms. Otherwise the node serves nothing between
+/// two leases, for [`FIRST_LEASES_FOR`].
 pub const FIRST_LEASE: Duration = Duration::from_millis(30);
 /// For how long after its first acknowledgement a node gets such leases.
 pub const FIRST_LEASES_FOR: Duration = Duration::from_millis(500);
@@ -78,7 +79,7 @@ pub struct LeaseGrantor {
 impl LeaseGrantor {
     /// Grants or renews a lease of this length, at most [`LEASE`], to a holder that has asked for it at `asked` by its own
     /// clock. Returns the time by that clock from which the holder counts [`LEASE`]; `None` when there are too many
-    /// holders, or when the holder's clock began too lately to have such a time.
+    /// holders, or when that time would lie before the zero of the holder's clock.
     pub fn grant(&mut self, follower: FollowerId, asked: u64, length: Duration, now: Instant) -> Option<u64> {
         if self.ends.len() >= HOLDERS_MAX && !self.ends.contains_key(&follower) {
             return None;

@@ -11,6 +11,8 @@ struct NodeAttempts {
     probes: Backoff,
     builds: Backoff,
     next_at: Instant,
+    /// When a copy was last completed there.
+    completed_at: Option<Instant>,
 }
 
 /// The failed attempts to build a copy at each node.
@@ -34,10 +36,21 @@ impl Attempts {
     /// A copy was begun there and not completed, or was lost.
     pub fn build_failed(&mut self, name: &str) {
         let node = self.node(name);
+        // Copies that are lost as soon as they are complete count as failures, too.
+        if node.completed_at.take().is_some_and(|at| at.elapsed() >= BUILD_PAUSES.1) {
+            node.builds.reset();
+        }
         node.next_at = rt::now() + node.builds.next_pause();
     }
 
-    /// A copy is complete there, or an operator asks for one: the node counts as never tried.
+    /// A copy is complete there.
+    pub fn build_completed(&mut self, name: &str) {
+        let node = self.node(name);
+        node.completed_at = Some(rt::now());
+        node.probes.reset();
+    }
+
+    /// Resets the node's back-off, after an operator has asked for a copy there.
     pub fn forget(&mut self, name: &str) {
         self.nodes.remove(name);
     }
@@ -47,6 +60,7 @@ impl Attempts {
             probes: Backoff::new(PROBE_PAUSES.0, PROBE_PAUSES.1),
             builds: Backoff::new(BUILD_PAUSES.0, BUILD_PAUSES.1),
             next_at: rt::now(),
+            completed_at: None,
         })
     }
 }

@@ -18,6 +18,8 @@ use crate::set::{check_name, error};
 pub(crate) struct Prepared {
     pub name: String,
     reset: CopyReset,
+    /// The blocks that it has.
+    height: u64,
 }
 
 /// Finds out what a node has, and so what it must remove.
@@ -40,16 +42,17 @@ pub(crate) async fn prepare(core: &CopiesCore, name: &str) -> Result<Prepared, E
             reset = CopyReset::Everything;
         }
     }
-    if reset == CopyReset::Everything && status.tip.height > 0 {
-        let (channel, height) = (&core.channel, status.tip.height);
-        tracing::warn!(channel, copy = name, height, "the blocks there are not all of the chain; copying all of them");
-    }
-    Ok(Prepared { name: name.to_owned(), reset })
+    Ok(Prepared { name: name.to_owned(), reset, height: status.tip.height })
 }
 
 impl Prepared {
     /// Makes the node a learner.
     pub async fn install(self, core: &CopiesCore, view: &View) -> Result<(), Error> {
+        if self.reset == CopyReset::Everything && self.height > 0 {
+            let (channel, height) = (&core.channel, self.height);
+            let copy = &self.name;
+            tracing::warn!(channel, copy, height, "the blocks there are not all of the chain; copying all of them");
+        }
         let own = view.copies.iter().position(|copy| copy.name == self.name);
         install_at(&core.set, &core.channel, core.epoch, view, own, self.reset).await
     }

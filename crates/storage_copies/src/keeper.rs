@@ -44,8 +44,8 @@ impl<T: Send + 'static> NodeTask<T> {
 /// Leaves lost copies out, builds missing ones and executes operators' requests, until the session fails or is dropped.
 pub(crate) async fn keep(core: Arc<CopiesCore>) {
     let mut attempts = Attempts::default();
-    // Questions to nodes that may have the next copy, and the copy that is being built.
-    let (mut probes, mut built): (Vec<NodeTask<Prepared>>, Option<NodeTask<()>>) = (Vec::new(), None);
+    // Probes of candidate nodes, and the build in progress.
+    let (mut probes, mut building): (Vec<NodeTask<Prepared>>, Option<NodeTask<()>>) = (Vec::new(), None);
     // A node that an operator has added.
     let mut extra: Option<String> = None;
     while core.failure().is_none() {
@@ -66,19 +66,20 @@ pub(crate) async fn keep(core: Arc<CopiesCore>) {
                 }
                 Wish::Drop(name) => {
                     core.lock().dropped.insert(name.clone());
+                    extra = extra.filter(|added| *added != name);
                     let (is_learner, others) = {
                         let state = core.lock();
                         let is_learner = state.learner.as_ref().is_some_and(|learner| learner.member.name() == name);
                         (is_learner, state.members.iter().filter(|member| member.name() != name).count())
                     };
                     if is_learner || others > 0 {
-                        leave_out(&core, &[name]).await;
+                        leave_out(&core, &[name], &mut attempts).await;
                     }
                 }
             }
         }
-        if let Some(build) = built.take() {
-            built = go_on_building(&core, build, &mut attempts).await;
+        if let Some(build) = building.take() {
+            building = go_on_building(&core, build, &mut attempts).await;
         } else {
             let names = candidates(&core, extra.as_deref());
             probes.retain(|probe| names.contains(&probe.name));
@@ -91,11 +92,10 @@ pub(crate) async fn keep(core: Arc<CopiesCore>) {
             if let Some(prepared) = first_answer(&core, &mut probes, &mut attempts) {
                 probes.clear();
                 let name = prepared.name.clone();
-                match begin_building(&core, prepared).await {
-                    Ok(build) => built = Some(build),
+                match begin_building(&core, prepared, &mut attempts).await {
+                    Ok(build) => building = Some(build),
                     Err(error) => {
                         tracing::debug!(channel = core.channel, copy = name, %error, "a copy cannot be built yet");
-                        attempts.build_failed(&name);
                     }
                 }
             }
@@ -132,22 +132,22 @@ async fn go_on_building(
 ) -> Option<NodeTask<()>> {
     let name = build.name.clone();
     let is_learner = core.lock().learner.as_ref().is_some_and(|learner| learner.member.name() == name);
+    // Otherwise it was left out.
     if !is_learner {
-        // It was left out.
-        attempts.build_failed(&name);
         return None;
     }
     match build.ended() {
         None => return Some(build),
-        Some(Ok(())) if promote(core).await => {
+        Some(Ok(())) if promote(core, attempts).await => {
             tracing::info!(channel = core.channel, copy = name, "a copy is complete");
-            attempts.forget(&name);
+            attempts.build_completed(&name);
         }
-        Some(Ok(())) => attempts.build_failed(&name),
+        // Somebody else failed, or it did so at the end.
+        Some(Ok(())) => {}
         Some(Err(error)) => {
             tracing::warn!(channel = core.channel, copy = name, %error, "a copy is not built");
-            leave_out(core, std::slice::from_ref(&name)).await;
             attempts.build_failed(&name);
+            leave_out(core, std::slice::from_ref(&name), attempts).await;
         }
     }
     None
@@ -186,12 +186,12 @@ async fn leave_out_lost(core: &Arc<CopiesCore>, attempts: &mut Attempts) -> bool
         return false;
     }
     names.iter().for_each(|name| attempts.build_failed(name));
-    leave_out(core, &names).await;
+    leave_out(core, &names, attempts).await;
     true
 }
 
 /// Makes a view without these copies. Leaves out further ones that fail meanwhile, until a view is in force.
-async fn leave_out(core: &Arc<CopiesCore>, names: &[String]) {
+async fn leave_out(core: &Arc<CopiesCore>, names: &[String], attempts: &mut Attempts) {
     let mut out: Vec<String> = names.to_vec();
     while core.failure().is_none() {
         let (kept, learner): (Vec<String>, Option<String>) = {
@@ -211,6 +211,7 @@ async fn leave_out(core: &Arc<CopiesCore>, names: &[String]) {
             Ok(()) => return,
             Err((failed, error)) => {
                 tracing::warn!(channel = core.channel, copy = failed, %error, "a copy does not take over a view");
+                attempts.build_failed(&failed);
                 out.push(failed);
             }
         }
@@ -221,31 +222,38 @@ async fn leave_out(core: &Arc<CopiesCore>, names: &[String]) {
 fn candidates(core: &CopiesCore, extra: Option<&str>) -> Vec<String> {
     let state = core.lock();
     let has = |name: &str| state.members.iter().any(|member| member.name() == name);
-    if let Some(name) = extra.filter(|name| !has(name) && state.members.len() < COPIES_MAX) {
-        return vec![name.to_owned()];
+    let added = extra.filter(|name| !has(name) && state.members.len() < COPIES_MAX);
+    let mut names: Vec<String> = added.map(str::to_owned).into_iter().collect();
+    if state.members.len() < core.set.wanted.min(core.set.nodes.len()) {
+        let free = core.set.nodes.iter().map(|node| &node.name).filter(|name| !has(name) && added != Some(name));
+        names.extend(free.filter(|name| !state.dropped.contains(*name)).cloned());
     }
-    if state.members.len() >= core.set.wanted.min(core.set.nodes.len()) {
-        return Vec::new();
-    }
-    let free = core.set.nodes.iter().filter(|node| !has(&node.name) && !state.dropped.contains(&node.name));
-    free.map(|node| node.name.clone()).collect()
+    names
 }
 
 /// Step 8, and the start of steps 9 and 10.
-async fn begin_building(core: &Arc<CopiesCore>, prepared: Prepared) -> Result<NodeTask<()>, Error> {
+async fn begin_building(
+    core: &Arc<CopiesCore>,
+    prepared: Prepared,
+    attempts: &mut Attempts,
+) -> Result<NodeTask<()>, Error> {
     let name = prepared.name.clone();
     let members = core.lock().members.iter().map(|member| member.name().to_owned()).collect();
     if let Err((failed, error)) = core.change_view_with(members, Some(name.clone()), Some(prepared)).await {
+        attempts.build_failed(&failed);
         if failed != name {
+            // It has done nothing wrong, and is tried again after a short pause.
+            attempts.probe_failed(&name);
             // Some members may have the view already.
-            leave_out(core, &[name]).await;
+            leave_out(core, &[name], attempts).await;
         }
         return Err(error);
     }
     let learner = match crate::build::open_learner(core, &name).await {
         Ok(learner) => Arc::new(learner),
         Err(error) => {
-            leave_out(core, &[name]).await;
+            attempts.build_failed(&name);
+            leave_out(core, &[name], attempts).await;
             return Err(error);
         }
     };
@@ -255,7 +263,7 @@ async fn begin_building(core: &Arc<CopiesCore>, prepared: Prepared) -> Result<No
 }
 
 /// Step 11: makes the learner a member. Returns whether it is one now.
-async fn promote(core: &Arc<CopiesCore>) -> bool {
+async fn promote(core: &Arc<CopiesCore>, attempts: &mut Attempts) -> bool {
     let (mut members, learner) = {
         let state = core.lock();
         let members: Vec<String> = state.members.iter().map(|member| member.name().to_owned()).collect();
@@ -267,7 +275,8 @@ async fn promote(core: &Arc<CopiesCore>) -> bool {
         Ok(()) => true,
         Err((failed, error)) => {
             tracing::warn!(channel = core.channel, copy = failed, %error, "a copy does not take over a view");
-            leave_out(core, &[failed, learner.member.name().to_owned()]).await;
+            attempts.build_failed(&failed);
+            leave_out(core, &[failed, learner.member.name().to_owned()], attempts).await;
             false
         }
     }

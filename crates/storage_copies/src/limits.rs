@@ -16,9 +16,9 @@ pub(crate) const STATUS_TIMEOUT: Duration = Duration::from_millis(400);
 pub(crate) const BEGIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a new learner may take to remove what it has.
 pub(crate) const RESET_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a node may take to say what it has, before a copy is built there. Nothing waits for it.
+/// How long one probe of a candidate node may take. The keeper does not wait for it.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// The shortest and the longest pause before a node is asked that again.
+/// The shortest and the longest pause between two probes of one node.
 pub(crate) const PROBE_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 /// The shortest and the longest pause before a copy is built again at a node where it was not completed, or was lost.
 pub(crate) const BUILD_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));

@@ -41,6 +41,8 @@ struct SimulatedCopies {
     silent_until: Duration,
     /// It is so busy that it answers a manager every other second only.
     is_busy: bool,
+    /// The copies that a manager was last told of.
+    reported: Option<BTreeMap<String, StorageCopy>>,
     /// The process that is tried next.
     turn: usize,
     /// Since when a manager has been shown that it lacks a copy.
@@ -141,21 +143,21 @@ impl SimulatedStorage {
     }
 
     /// What a manager is shown of a peer. If its primary does not answer, that is nothing, or what it said before.
-    pub fn view(&self, peer: &str, now: Duration, can_hear: bool) -> Option<StorageView> {
-        let known = &self.peers[peer];
+    pub fn view(&mut self, peer: &str, now: Duration, can_hear: bool) -> Option<StorageView> {
+        let known = self.peers.get_mut(peer).expect("it is simulated");
         let is_late = known.is_busy && now.as_secs().is_multiple_of(2);
         let heard = can_hear && known.silent_until <= now && !is_late;
         // A manager that has just started knows nothing.
         if !heard && !is_late && known.turn.is_multiple_of(2) {
             return None;
         }
-        let copies = &known.copies;
+        if heard {
+            let state = |at: &Duration| if *at > now { StorageCopy::Building } else { StorageCopy::Complete };
+            known.reported = Some(known.copies.iter().map(|(name, at)| (name.clone(), state(at))).collect());
+        }
+        let copies = known.reported.as_ref()?;
         let nodes = self.processes.iter().map(|(name, process)| {
-            let copy = match copies.get(name) {
-                None => StorageCopy::None,
-                Some(complete_at) if *complete_at > now => StorageCopy::Building,
-                Some(_) => StorageCopy::Complete,
-            };
+            let copy = copies.get(name).copied().unwrap_or(StorageCopy::None);
             StorageNodeView { name: name.clone(), runs: process.runs, is_kept: process.is_kept, copy }
         });
         Some(StorageView { heard, wanted: WANTED, nodes: nodes.collect() })

@@ -462,6 +462,7 @@ fn fence_is_off() -> bool {
 impl Pool for Process {
     fn observe(&mut self) -> PoolView {
         let mut world = self.world.borrow_mut();
+        let world = &mut *world;
         let (now, cut_off) = (world.now, world.faults.cut_off_until);
         let mut view = PoolView::new();
         let mut ages = BTreeMap::new();

@@ -86,7 +86,7 @@ pub(super) struct FollowerEntry {
     pending: PendingChanges,
     pub(super) acked: u64,
     floor: u64,
-    /// When it first acknowledged an update; before, when it joined.
+    /// The time of its first acknowledgement; until then, the time of its joining.
     began: Instant,
     /// The time, by the follower's clock, at which it last asked for a lease, until that lease is granted.
     asked: Option<u64>,
@@ -460,7 +460,8 @@ impl FollowerTable {
         let state = &mut *guard;
         let mut slow = Vec::new();
         for (holder, member) in &mut state.members {
-            let is_whole = member.lease(ended) == LEASE;
+            // If it was short, it was granted then.
+            let is_whole = member.lease(ended - base::lease::waited(FIRST_LEASE)) == LEASE;
             if member.acked < sequence && state.grantor.ends(*holder) == Some(ended) && is_whole {
                 member.lateness += LATE_WEIGHT;
                 if member.lateness >= LATENESS_MAX {

@@ -54,9 +54,9 @@ impl JoinedState {
         }
     }
 
-    /// Extends the lease: the primary granted the one that was asked for at this time of this node's clock.
-    pub(crate) fn renew(&self, asked: Instant) {
-        self.ends.fetch_max((asked + LEASE).nanos(), Ordering::AcqRel);
+    /// Extends the lease: the primary granted one that counts from this time of this node's clock.
+    pub(crate) fn renew(&self, counted_from: Instant) {
+        self.ends.fetch_max((counted_from + LEASE).nanos(), Ordering::AcqRel);
         self.renewed.notify_waiters();
     }
 

@@ -109,7 +109,8 @@ pub enum ToFollower {
     Update {
         /// The number of the update.
         sequence: u64,
-        /// The newest `asked` of the follower for which the primary granted a lease; 0 for none.
+        /// The time of the follower's clock from which it counts the newest lease that the primary granted: when it asked, or up to
+        /// a lease earlier if the lease is shorter. 0 for none.
         granted: u64,
         /// The follower must not read views below this height.
         oldest: u64,

@@ -507,10 +507,11 @@ impl Oracle {
         for set in transaction.sets {
             for write in &set.public.writes {
                 let writes = self.writes.entry((set.name.clone(), write.key.clone())).or_default();
-                // If a transaction writes a key twice, its history has the last value.
-                writes.retain(|(before, ..)| *before != version);
-                let value = if write.is_delete { Bytes::new() } else { write.value.clone() };
-                writes.push((version, transaction.tx_id.clone(), value));
+                // If a transaction writes a key twice, its history has the first value.
+                if writes.last().is_none_or(|(before, ..)| *before != version) {
+                    let value = if write.is_delete { Bytes::new() } else { write.value.clone() };
+                    writes.push((version, transaction.tx_id.clone(), value));
+                }
             }
             self.private.add(version, &transaction.tx_id, &set.name, &set.private, &set.collections);
             for ((collection, key), KeyChange { sum, value, metadata }) in set.changes() {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base::rt::Task;
 use base::rt::sync::Mutex as AsyncMutex;
 use base::{BlockNumber, Bytes, Epoch, Version, rt};
 use twox_hash::XxHash3_128;
@@ -33,8 +34,17 @@ pub struct LocalHistory {
     blocks: Arc<dyn Blocks>,
     engine: Arc<dyn TablesEngine>,
     materializer: Arc<dyn Materializer>,
-    /// Opened at the first question. Locked while catching up.
-    tables: AsyncMutex<Option<Arc<dyn Tables>>>,
+    /// Locked while catching up.
+    index: AsyncMutex<OpenIndex>,
+}
+
+/// The index as far as it is open.
+#[derive(Default)]
+struct OpenIndex {
+    /// Opened at the first question.
+    tables: Option<Arc<dyn Tables>>,
+    /// Removes an index of another version. It goes on when a question ends.
+    removal: Option<Task<Result<(), Error>>>,
 }
 
 impl LocalHistory {
@@ -45,29 +55,20 @@ impl LocalHistory {
         engine: Arc<dyn TablesEngine>,
         materializer: Arc<dyn Materializer>,
     ) -> LocalHistory {
-        LocalHistory { channel: channel.to_owned(), blocks, engine, materializer, tables: AsyncMutex::new(None) }
+        LocalHistory { channel: channel.to_owned(), blocks, engine, materializer, index: AsyncMutex::default() }
     }
 
-    /// Steps 1 and 2.
+    /// Steps 1 and 2, within [`CATCH_UP_TIMEOUT`] or a page more.
     async fn caught_up(&self, height: u64) -> Result<Arc<dyn Tables>, Error> {
-        let mut opened = self.tables.lock().await;
-        let tables = match &*opened {
+        let started = rt::now();
+        let mut index = self.index.lock().await;
+        let tables = match &index.tables {
             Some(tables) => Arc::clone(tables),
             None => {
-                let name = format!("{}{SUFFIX}", self.channel);
-                let mut tables = self.engine.tables(&name).await?;
-                let Savepoint { height, epoch, .. } = tables.savepoint();
-                if height > 0 && epoch != INDEX_VERSION {
-                    tracing::info!(channel = self.channel, "building the history again: another release built it");
-                    drop(tables);
-                    self.engine.clear(&name).await?;
-                    tables = self.engine.tables(&name).await?;
-                }
-                check_savepoint(self.blocks.as_ref(), &tables.savepoint()).await?;
-                Arc::clone(opened.insert(tables))
+                let tables = self.open(&mut index).await?;
+                Arc::clone(index.tables.insert(tables))
             }
         };
-        let started = rt::now();
         let target = height.min(self.blocks.durable_height());
         while tables.savepoint().height < target {
             let from = tables.savepoint().height;
@@ -88,6 +89,29 @@ impl LocalHistory {
             true => Ok(tables),
             false => Err(self.not_yet(&format!("block {} is not durable yet", height - 1))),
         }
+    }
+
+    /// Step 1.
+    async fn open(&self, index: &mut OpenIndex) -> Result<Arc<dyn Tables>, Error> {
+        let name = format!("{}{SUFFIX}", self.channel);
+        if index.removal.is_none() {
+            let tables = self.engine.tables(&name).await?;
+            let savepoint = tables.savepoint();
+            if savepoint.height == 0 || savepoint.epoch == INDEX_VERSION {
+                check_savepoint(self.blocks.as_ref(), &savepoint).await?;
+                return Ok(tables);
+            }
+            tracing::info!(channel = self.channel, "the history was built by another release, and is built again");
+            let (engine, name) = (Arc::clone(&self.engine), name.clone());
+            index.removal = Some(rt::spawn(async move { engine.clear(&name).await }));
+        }
+        let removal = index.removal.as_mut().expect("there is one");
+        let Ok(removed) = rt::timeout(CATCH_UP_TIMEOUT, removal).await else {
+            return Err(self.not_yet("an index of another release is being removed"));
+        };
+        index.removal = None;
+        removed.map_err(|_| Error::Invalid("the removal of an index was ended"))??;
+        self.engine.tables(&name).await
     }
 
     fn not_yet(&self, why: &str) -> Error {

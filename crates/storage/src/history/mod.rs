@@ -3,7 +3,8 @@
 //!
 //! The world state keeps the newest versions only. Clients of most channels never ask for older ones, and indexing
 //! every block would slow down commits. Therefore nothing is indexed until a client asks. The steps:
-//! 1. [`LocalHistory`] opens separate tables beside the channel's ([`SUFFIX`]); they are created empty.
+//! 1. [`LocalHistory`] opens separate tables beside the channel's ([`SUFFIX`]); they are created empty. An index of another
+//!    version, which the epoch of its savepoint tells, is removed first.
 //! 2. The index **catches up**: it reads the blocks from its own savepoint to the requested height, a page at a time.
 //!    The [`Materializer`](crate::Materializer) names the keys that their valid transactions wrote. The index writes
 //!    the entries of a page and its new savepoint as one batch. After [`CATCH_UP_TIMEOUT`] it rejects the query with

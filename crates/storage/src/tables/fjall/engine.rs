@@ -25,7 +25,7 @@ pub struct FjallEngine {
     database: Database,
     /// The oldest admitted block of each keyspace, for the filter of merges.
     bounds: Arc<MergeBounds>,
-    tables: Mutex<Map<String, Arc<FjallTables>>>,
+    tables: Arc<Mutex<Map<String, Arc<FjallTables>>>>,
 }
 
 impl FjallEngine {
@@ -53,7 +53,7 @@ impl FjallEngine {
             opened => opened,
         };
         let database = database.map_err(|error| Error::engine_opening(&path, error))?;
-        Ok(FjallEngine { path, options, database, bounds, tables: Mutex::default() })
+        Ok(FjallEngine { path, options, database, bounds, tables: Arc::default() })
     }
     fn open_tables(&self, name: &str, readable: ReadableFrom) -> Result<Arc<FjallTables>, Error> {
         if name.is_empty() || name.len() > 255 {
@@ -89,10 +89,18 @@ impl TablesEngine for FjallEngine {
 
     async fn clear(&self, name: &str) -> Result<(), Error> {
         let tables = self.open_tables(name, ReadableFrom::Savepoint)?;
-        rt::blocking(move || tables.clear()).await?;
-        lock(&self.tables).remove(name);
-        self.bounds.of(name).store(0, std::sync::atomic::Ordering::Relaxed);
-        Ok(())
+        let (all, bound, name) = (Arc::clone(&self.tables), self.bounds.of(name), name.to_owned());
+        // To the end, even if the caller goes away: the handle must not be given out again once rows are gone.
+        rt::blocking(move || {
+            tables.clear()?;
+            let mut all = lock(&all);
+            if all.get(&name).is_some_and(|open| Arc::ptr_eq(open, &tables)) {
+                all.remove(&name);
+                bound.store(0, std::sync::atomic::Ordering::Relaxed);
+            }
+            Ok(())
+        })
+        .await
     }
 }
 

@@ -20,6 +20,12 @@ use crate::tables::{
 };
 use crate::{Error, events, lock};
 
+/// What the lock of writes protects.
+struct WritePermit {
+    /// The rows were removed, and others may have opened the tables again: this handle writes no more.
+    is_cleared: bool,
+}
+
 /// One channel's tables in the engine.
 pub struct FjallTables {
     path: PathBuf,
@@ -27,7 +33,7 @@ pub struct FjallTables {
     keyspace: Keyspace,
     hints: NewestRowHints,
     /// The savepoint of the written rows; also serialises writers.
-    writing: Mutex<()>,
+    writing: Mutex<WritePermit>,
     savepoint: Mutex<Savepoint>,
     durable: Mutex<Savepoint>,
     /// Reads below this block are refused, and merges drop the versions that it supersedes.
@@ -57,7 +63,7 @@ impl FjallTables {
             database: database.clone(),
             keyspace,
             hints: NewestRowHints::new(hint_bytes),
-            writing: Mutex::new(()),
+            writing: Mutex::new(WritePermit { is_cleared: false }),
             savepoint: Mutex::new(savepoint),
             durable: Mutex::new(savepoint),
             oldest,
@@ -65,29 +71,37 @@ impl FjallTables {
         })
     }
 
-    /// Removes all rows, then the savepoint, durably.
+    /// Removes all rows, then the savepoint, durably. Does nothing if that was done before: others may have opened the tables
+    /// again since. Writes through this handle are refused afterwards.
     pub fn clear(&self) -> Result<(), Error> {
         const ROWS_TOGETHER: usize = 4096;
-        let _writing = lock(&self.writing);
+        let mut permit = lock(&self.writing);
+        if permit.is_cleared {
+            return Ok(());
+        }
         let doing = "removing tables";
-        let (low, high) = (key::first_row(), key::rows_end());
+        let high = key::rows_end();
+        let mut low = Bound::Included(fjall::Slice::from(&key::first_row()[..]));
         loop {
-            let bounds = (Bound::Included(&low[..]), Bound::Excluded(&high[..]));
+            let bounds = (low.as_ref().map(|key| &key[..]), Bound::Excluded(&high[..]));
             let mut writes = fjall::OwnedWriteBatch::with_capacity(self.database.clone(), ROWS_TOGETHER);
-            let mut removed = 0;
+            let mut last = None;
             for row in self.keyspace.range::<&[u8], _>(bounds).take(ROWS_TOGETHER) {
-                writes.remove(&self.keyspace, row.key().map_err(self.engine_error(doing))?);
-                removed += 1;
+                let key = row.key().map_err(self.engine_error(doing))?;
+                writes.remove(&self.keyspace, key.clone());
+                last = Some(key);
             }
-            if removed == 0 {
+            if last.is_none() {
                 writes.remove(&self.keyspace, key::SAVEPOINT);
             }
             writes.commit().map_err(self.engine_error(doing))?;
-            if removed == 0 {
-                break;
-            }
+            // What was removed is not gone over again.
+            let Some(last) = last else { break };
+            low = Bound::Excluded(last);
         }
-        self.database.persist(PersistMode::SyncData).map_err(self.engine_error(doing))
+        self.database.persist(PersistMode::SyncData).map_err(self.engine_error(doing))?;
+        permit.is_cleared = true;
+        Ok(())
     }
 
     fn engine_error(&self, doing: &'static str) -> impl Fn(fjall::Error) -> Error + '_ {
@@ -171,7 +185,10 @@ fn decode_savepoint(path: &Path, bytes: &[u8]) -> Result<Savepoint, Error> {
 #[async_trait::async_trait]
 impl Tables for FjallTables {
     fn write(&self, batch: RowBatch) -> Result<(), Error> {
-        let _writing = lock(&self.writing);
+        let permit = lock(&self.writing);
+        if permit.is_cleared {
+            return Err(Error::Invalid("these tables were removed"));
+        }
         let current = self.savepoint();
         let next = batch.savepoint();
         check_follows(&current, &next)?;
