@@ -8,8 +8,8 @@
 //!    the region in order.
 //! 3. The medians over the rounds give the ratios.
 //!
-//! Faults are those of one thread of its own: a thread of the pool's runtime must not touch the region. Processor time is that of
-//! the whole process, with its memory nodes and everything that the provider does.
+//! One thread touches the region; it does not belong to the pool's runtime, whose threads would wait for themselves. Processor time
+//! is that of the whole process: of the region, the memory nodes and the provider.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -132,8 +132,8 @@ async fn go_on_building(
 ) -> Option<NodeTask<()>> {
     let name = build.name.clone();
     let is_learner = core.lock().learner.as_ref().is_some_and(|learner| learner.member.name() == name);
-    // Otherwise it was left out.
     if !is_learner {
+        // It was left out.
         return None;
     }
     match build.ended() {
@@ -142,7 +142,7 @@ async fn go_on_building(
             tracing::info!(channel = core.channel, copy = name, "a copy is complete");
             attempts.build_completed(&name);
         }
-        // Somebody else failed, or it did so at the end.
+        // Another view is in force, and the node that failed was charged.
         Some(Ok(())) => {}
         Some(Err(error)) => {
             tracing::warn!(channel = core.channel, copy = name, %error, "a copy is not built");

@@ -55,7 +55,7 @@ impl FjallEngine {
         let database = database.map_err(|error| Error::engine_opening(&path, error))?;
         Ok(FjallEngine { path, options, database, bounds, tables: Arc::default() })
     }
-    fn open_tables(&self, name: &str, readable: ReadableFrom) -> Result<Arc<FjallTables>, Error> {
+    pub(super) fn open_tables(&self, name: &str, readable: ReadableFrom) -> Result<Arc<FjallTables>, Error> {
         if name.is_empty() || name.len() > 255 {
             return Err(Error::Invalid("the name of a channel's tables has 1 to 255 bytes"));
         }

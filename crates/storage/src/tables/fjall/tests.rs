@@ -12,8 +12,8 @@ use super::*;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::tables::{ReadableFrom, Tables, TablesEngine};
 use crate::tables::{Row, RowBatch, Savepoint};
-use crate::tables::{Tables, TablesEngine};
 use crate::{Error, events};
 
 const KEYS: u64 = 40;
@@ -246,6 +246,35 @@ fn thousands_of_small_batches_do_not_lock_the_engine_up() {
             }
         });
         base::rt::timeout(std::time::Duration::from_secs(120), writing).await.expect("the engine goes on");
+    });
+}
+
+/// A removal whose caller went away could run again later, and removed what others had written since.
+#[test]
+fn a_handle_whose_rows_were_removed_removes_and_writes_nothing_more() {
+    production::run(async {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let engine = FjallEngine::open(scratch.path(), FjallConfig::default()).await.expect("the engine opens");
+        let old = engine.open_tables("channel", ReadableFrom::Savepoint).expect("the tables open");
+        // More rows than are removed together.
+        let mut many = RowBatch::new(savepoint(1));
+        for key in 0..10_000_u64 {
+            let value = Some(Bytes::from_static(b"old"));
+            many.put("n", &key.to_be_bytes(), Version::new(0, 0), value).expect("within the limits");
+        }
+        old.write(many).expect("the batch follows");
+        engine.clear("channel").await.expect("they are removed");
+        let new = engine.tables("channel").await.expect("the tables open");
+        assert_eq!(new.savepoint(), Savepoint::default());
+        new.write(batch(0)).expect("the batch follows");
+        old.clear().expect("there is nothing left to do");
+        assert!(old.write(batch(0)).is_err(), "others have the tables now");
+        for key in [0_u64, 4_095, 4_096, 9_999] {
+            let found = new.get("n", &key.to_be_bytes(), BlockNumber(0)).expect("it can be read");
+            assert!(found.is_none(), "row {key} was removed");
+        }
+        let kept = new.get("n", b"k0", BlockNumber(0)).expect("it can be read").expect("it was written afterwards");
+        assert_eq!(kept.value, Some(value(0, 0)));
     });
 }
 
