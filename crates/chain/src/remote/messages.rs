@@ -38,12 +38,10 @@ const FIELD_BYTES_MIN: usize = 32;
 const RESPONSE_FAILURE: u32 = 2;
 /// The fields of [`PeerRequest`].
 const REQUESTS: RangeInclusive<u32> = 1..=14;
-/// [`Ask::PrivatePush`].
-const PRIVATE_PUSH: u32 = 10;
-/// [`Ask::PrivatePull`].
-const PRIVATE_PULL: u32 = 11;
-/// The largest number of fields of a request, which has at most [`SETS_MAX`] private sets.
-const REQUEST_FIELDS_MAX: usize = SETS_MAX + 16;
+/// The numbers of [`Ask::PrivatePush`] and of [`PrivatePush::sets`].
+const PUSHED_SETS: (u32, u32) = (10, 4);
+/// The numbers of [`Ask::PrivatePull`] and of [`PrivatePull::wanted`].
+const WANTED_SETS: (u32, u32) = (11, 3);
 
 /// Bytes from the other end of a link that are no message, or a message of too many fields.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
@@ -92,17 +90,19 @@ impl ResultResponse {
 }
 
 impl PeerRequest {
-    /// As [`decode`], but also counts the private sets that the request sends or asks for. A message has at most one
-    /// request: the library would merge several, and together they would have more sets than any single one may have.
+    /// As [`decode`], but also counts the private sets that the request sends or asks for: at most [`SETS_MAX`]. A message has at
+    /// most one request: the library would merge several, and together they would have more sets than any single one may have.
     ///
     /// # Errors
     /// See [`Malformed`].
     pub fn read(bytes: Bytes) -> Result<PeerRequest, Malformed> {
         check_fields(&bytes, FIELDS_FREE)?;
-        if let Some((PRIVATE_PUSH | PRIVATE_PULL, sets)) = only_field(&bytes, REQUESTS)? {
-            let count = count_fields(sets);
-            if count > REQUEST_FIELDS_MAX {
-                return Err(Malformed::Fields { count, bytes: sets.len() });
+        if let Some((number, request)) = only_field(&bytes, REQUESTS)?
+            && let Some((_, sets)) = [PUSHED_SETS, WANTED_SETS].into_iter().find(|(asked, _)| *asked == number)
+        {
+            let count = count_fields(request, |field| field == sets);
+            if count > SETS_MAX {
+                return Err(Malformed::Fields { count, bytes: request.len() });
             }
         }
         Ok(PeerRequest::decode(bytes)?)
@@ -110,20 +110,20 @@ impl PeerRequest {
 }
 
 fn check_fields(bytes: &[u8], free: usize) -> Result<(), Malformed> {
-    let count = count_fields(bytes);
+    let count = count_fields(bytes, |_| true);
     match count > free.max(bytes.len() / FIELD_BYTES_MIN) {
         true => Err(Malformed::Fields { count, bytes: bytes.len() }),
         false => Ok(()),
     }
 }
 
-/// The number of a message's fields. If the bytes cannot be walked, the library reports the error.
-fn count_fields(bytes: &[u8]) -> usize {
+/// The number of a message's fields with these numbers. If the bytes cannot be walked, the library reports the error.
+fn count_fields(bytes: &[u8], counts: impl Fn(u32) -> bool) -> usize {
     let Ok(span) = Span::whole(bytes) else { return 0 };
     let mut fields = Fields::new(bytes, span);
     let mut count = 0_usize;
-    while let Ok(Some(_)) = fields.next() {
-        count = count.saturating_add(1);
+    while let Ok(Some(field)) = fields.next() {
+        count = count.saturating_add(usize::from(counts(field.number)));
     }
     count
 }
@@ -713,6 +713,8 @@ mod tests {
             .concat()
         };
         assert!(PeerRequest::read(wanted(0x5a, SETS_MAX).into()).is_ok());
+        // One more set doubles the room for them; a third search found that.
+        assert!(matches!(PeerRequest::read(wanted(0x5a, SETS_MAX + 1).into()), Err(Malformed::Fields { .. })));
         assert!(matches!(PeerRequest::read(wanted(0x5a, 1000).into()), Err(Malformed::Fields { count: 1000, .. })));
         assert_eq!(PeerRequest::read(wanted(0x5a, 16).repeat(256).into()), Err(Malformed::Repeated));
         // A contract's answer may look like a message of tiny fields.
