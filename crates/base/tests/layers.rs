@@ -18,6 +18,8 @@ const LAYERS: &[(&str, u32)] = &[
     ("p256_verify", 0),
     ("cgroup", 0),
     ("wire", 0),
+    ("farmem_control", 0),
+    ("farmem_preload", 1),
     ("rma", 1),
     ("identity", 1),
     ("rma_verbs", 2),
@@ -66,7 +68,7 @@ const TRANSPORT: &[&str] = &["tonic", "hyper", "axum", "h2", "http", "tower", "t
 const TOKIO: &[(&str, &str)] =
     &[("base", "the runtime stands on it"), ("rma", "its providers' sockets, each provider a module of its own")];
 /// Crates that may contain unsafe code.
-const UNSAFE: &[&str] = &["rma", "rma_verbs", "farmem"];
+const UNSAFE: &[&str] = &["rma", "rma_verbs", "farmem", "farmem_control", "farmem_preload"];
 /// Files of other crates that may: the vector instructions of the P-256 verifier (ADR 34).
 const UNSAFE_FILES: &[&str] = &["p256_verify/src/ifma.rs"];
 /// Test files that may: one that searches for the word, and those whose allocator counts allocations.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::error::Error;
 use crate::kernel::mapping::Mapping;
 use crate::kernel::placement::HandlerPlacement;
-use crate::kernel::userfault::UserFaults;
+use crate::kernel::userfault::{UserEvent, UserFaults};
 use crate::page::PAGE_BYTES;
 
 /// Touches absent pages one after the other, each of which a thread on the same processor fills with the same bytes, and does
@@ -17,15 +17,15 @@ use crate::page::PAGE_BYTES;
 pub fn fault_nanos(faults: usize) -> Result<Vec<u64>, Error> {
     let files = UserFaults::open()?;
     let memory = Mapping::reserve(faults * PAGE_BYTES)?;
-    files.register(&memory, true)?;
+    files.register(memory.address(), memory.len() as u64, true)?;
     let handler = std::thread::spawn(move || {
         let (mut placement, mut arrived, page) = (HandlerPlacement::new(), Vec::new(), [1; PAGE_BYTES]);
         let mut served = 0;
         while served < faults {
-            arrived.clear();
             // When an error ends this thread, it closes the file, and the kernel serves the faults that are left.
-            files.wait(&mut arrived)?;
-            for fault in &arrived {
+            files.read(&mut arrived)?;
+            for event in arrived.drain(..) {
+                let UserEvent::Fault(fault) = event else { continue };
                 placement.follow(fault.thread);
                 let address = fault.address & !(PAGE_BYTES as u64 - 1);
                 match files.copy(address, &page, true) {

@@ -13,7 +13,7 @@
 //! use std::sync::Arc;
 //!
 //! # fn example(runtime: base::rt::production::Runtime, space: pool::AddressSpace) -> Result<(), farmem::Error> {
-//! // `space` was opened in `runtime` for this region alone. `pool` shows how to open one.
+//! // `space` was opened in `runtime` for far memory alone. `pool` shows how to open one.
 //! let bytes = 1 << 30;
 //! let store = runtime.block_on(async { PoolStore::new(space, bytes / farmem::PAGE_BYTES as u32, None) })?;
 //! let config =
@@ -60,9 +60,12 @@ mod guard;
 mod kernel;
 #[doc(hidden)]
 pub mod mutant;
+mod own_eviction;
+mod own_memory;
 mod page;
 mod pager;
 mod pool_store;
+mod program;
 mod region;
 mod report;
 mod storage_tier;
@@ -73,7 +76,8 @@ pub use allocator::RegionAllocator;
 pub use error::{Error, Lost};
 pub use guard::guard;
 pub use page::{GROUP_PAGES, PAGE_BYTES, PageGroup, PageNumber, PageRange, REGION_PAGES_MAX};
-pub use pool_store::PoolStore;
+pub use pool_store::{PoolStore, StoreUsage};
+pub use program::{ProgramServer, ProgramServerConfig, ProgramStats};
 pub use region::{Region, RegionConfig};
 pub use storage_tier::{FileStorage, StorageTier};
 pub use store::{PageStore, StoreError, StoreFuture};

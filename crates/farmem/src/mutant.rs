@@ -18,11 +18,25 @@ base::mutants! {
         FillBeyondBudget,
         /// Pages that a prefetch has in flight are evicted.
         EvictFilling,
+        /// A page that is being filled or evicted is discarded meanwhile.
+        DiscardInFlight,
+        /// A page that was discarded is read from the store.
+        DiscardedIsRemote,
         /// No page survives a pass of the clock, however soon it came back before.
         NoSecondChance,
         /// A page that was written to the pool counts as if storage had it.
         WrittenIsClean,
         /// A group gives up its frame before its dirty pages are in storage.
         DropDirtyFrame,
+        /// A page is written to a frame that another store shares.
+        WriteSharedFrame,
+        /// A page is written to a slot over a version that another store needs.
+        WriteSharedSlot,
+        /// A store that is forked off holds pages that were lost before.
+        ForkForgetsLost,
+        /// A frame is free as soon as one of the stores that share it needs it no more.
+        FreeSharedFrame,
+        /// A group gets a slot of its own without the pages that storage alone has.
+        LeaveStoredPages,
     }
 }

@@ -4,19 +4,17 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-
-use base::rt::production::Runtime;
 
 use crate::error::{Error, Lost};
 use crate::guard::guard;
-use crate::kernel::eviction_buffer::EvictionBuffer;
-use crate::kernel::signals::SignalsBlocked;
+use crate::kernel::userfault::UserFaults;
+use crate::own_eviction::OwnEviction;
+use crate::own_memory::OwnMemory;
 use crate::page::{PAGE_BYTES, REGION_PAGES_MAX};
-use crate::pager::{PagerCore, run_evictor, run_handler, run_prefetcher};
+use crate::pager::{PagerCore, PagerThreads};
 use crate::report;
 use crate::store::PageStore;
-use crate::table::{BUDGET_PAGES_MIN, RegionStats, RegionTable, SPAN_PAGES_MAX};
+use crate::table::{BUDGET_PAGES_MIN, RegionStats, RegionTable};
 
 /// The configuration of a region.
 #[derive(Clone)]
@@ -41,7 +39,8 @@ pub struct RegionConfig {
 /// region nor drop one: it would wait for itself.
 pub struct Region {
     core: Arc<PagerCore>,
-    threads: Vec<JoinHandle<()>>,
+    own: Arc<OwnMemory>,
+    threads: PagerThreads,
     bytes: usize,
     process: u32,
 }
@@ -53,26 +52,17 @@ impl Region {
     /// [`Error::NoUserFaults`] on a machine that does not allow it, [`Error::Config`], [`Error::System`].
     pub fn create(config: RegionConfig) -> Result<Region, Error> {
         let RegionConfig { name, bytes, budget_bytes, store } = config;
-        let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES as u64)).unwrap_or(u32::MAX);
-        if !(1..=REGION_PAGES_MAX).contains(&pages) {
-            let most = u64::from(REGION_PAGES_MAX) * PAGE_BYTES as u64;
-            return Err(Error::Config(format!("a region of {bytes} bytes: choose 1 to {most}")));
-        }
-        let budget = u32::try_from(budget_bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(REGION_PAGES_MAX);
-        if budget < BUDGET_PAGES_MIN {
-            let least = BUDGET_PAGES_MIN as usize * PAGE_BYTES;
-            return Err(Error::Config(format!("a budget of {budget_bytes} bytes: a region needs {least} and more")));
-        }
-        let table = RegionTable::new(pages, budget);
-        let table =
-            table.map_err(|error| Error::Config(format!("a region of {bytes} bytes: its page table: {error}")))?;
-        let core = Arc::new(PagerCore::new(name, table, pages, store)?);
-        let buffer = EvictionBuffer::new(SPAN_PAGES_MAX as usize * PAGE_BYTES, &core.faults)?;
-        let (bytes, process) = (pages as usize * PAGE_BYTES, std::process::id());
-        let mut region = Region { core: Arc::clone(&core), threads: Vec::new(), bytes, process };
-        region.threads.push(start("farmem-handler", run_handler(Arc::clone(&core)))?);
-        region.threads.push(start("farmem-prefetcher", run_prefetcher(Arc::clone(&core)))?);
-        region.threads.push(start("farmem-evictor", run_evictor(core, buffer))?);
+        let (pages, table) = new_table(bytes, budget_bytes)?;
+        report::start()?;
+        let faults = UserFaults::open()?;
+        faults.check_moves()?;
+        let bytes = pages as usize * PAGE_BYTES;
+        let own = Arc::new(OwnMemory::new(&name, bytes, &faults)?);
+        let path = Box::new(OwnEviction::new(Arc::clone(&own), &faults)?);
+        let core = Arc::new(PagerCore::new(name, table, faults, Arc::<OwnMemory>::clone(&own), store));
+        let process = std::process::id();
+        let mut region = Region { core: Arc::clone(&core), own, threads: PagerThreads::new(), bytes, process };
+        region.threads.start(&core, path)?;
         Ok(region)
     }
 
@@ -91,7 +81,7 @@ impl Region {
     ///
     /// An access to a lost page is a SIGBUS: see [`guard`].
     pub fn as_ptr(&self) -> *mut u8 {
-        self.core.memory.start()
+        self.own.memory.start()
     }
 
     /// All bytes. An access to a lost page ends the program: see [`guard`].
@@ -138,7 +128,7 @@ impl Region {
 
     /// The losses that faults have met so far.
     pub fn losses(&self) -> Vec<Lost> {
-        self.core.site.losses()
+        self.own.site.losses()
     }
 }
 
@@ -146,14 +136,14 @@ impl Drop for Region {
     fn drop(&mut self) {
         if std::process::id() != self.process {
             // A child of a fork has neither the threads nor the memory.
-            std::mem::forget(Arc::clone(&self.core));
-            return std::mem::forget(std::mem::take(&mut self.threads));
+            std::mem::forget((Arc::clone(&self.core), Arc::clone(&self.own)));
+            return std::mem::forget(std::mem::replace(&mut self.threads, PagerThreads::new()));
         }
-        self.core.stop(self.threads.len());
-        for thread in self.threads.drain(..) {
-            // A panic of the thread has ended the process.
-            let _ = thread.join();
+        self.core.stop();
+        if self.threads.len() > 0 {
+            self.own.ring();
         }
+        self.threads.join();
     }
 }
 
@@ -163,26 +153,22 @@ impl fmt::Debug for Region {
     }
 }
 
-/// Starts a thread of the region, with a single-threaded runtime on which it awaits the store.
-#[allow(clippy::disallowed_methods)] // There is no simulation of page faults, and a task could not block in the kernel.
-fn start(name: &str, task: impl Future<Output = ()> + Send + 'static) -> Result<JoinHandle<()>, Error> {
-    let failed = |error: std::io::Error| Error::from_io("cannot start a thread of far memory", &error);
-    let runtime = Runtime::current_thread().map_err(failed)?;
-    let run = move || {
-        let end = EndOnPanic;
-        runtime.block_on(task);
-        std::mem::forget(end);
-    };
-    // A handler of the program may touch the region, and must not do so on the thread that serves it.
-    let _blocked = SignalsBlocked::new();
-    std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(failed)
-}
-
-/// Ends the process when a thread of a region panics: others would wait for their pages for ever.
-struct EndOnPanic;
-
-impl Drop for EndOnPanic {
-    fn drop(&mut self) {
-        report::end("farmem: a thread that serves page faults has panicked, so this program ends\n");
+/// How many pages a region of so many bytes has, and its table.
+///
+/// # Errors
+/// [`Error::Config`].
+pub(crate) fn new_table(bytes: u64, budget_bytes: u64) -> Result<(u32, RegionTable), Error> {
+    let pages = u32::try_from(bytes.div_ceil(PAGE_BYTES as u64)).unwrap_or(u32::MAX);
+    if !(1..=REGION_PAGES_MAX).contains(&pages) {
+        let most = u64::from(REGION_PAGES_MAX) * PAGE_BYTES as u64;
+        return Err(Error::Config(format!("a region of {bytes} bytes: choose 1 to {most}")));
     }
+    let budget = u32::try_from(budget_bytes / PAGE_BYTES as u64).unwrap_or(u32::MAX).min(REGION_PAGES_MAX);
+    if budget < BUDGET_PAGES_MIN {
+        let least = BUDGET_PAGES_MIN as usize * PAGE_BYTES;
+        return Err(Error::Config(format!("a budget of {budget_bytes} bytes: a region needs {least} and more")));
+    }
+    let table = RegionTable::new(pages, budget);
+    let table = table.map_err(|error| Error::Config(format!("a region of {bytes} bytes: its page table: {error}")))?;
+    Ok((pages, table))
 }

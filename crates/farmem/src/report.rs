@@ -62,6 +62,11 @@ fn send(report: Report) {
     }
 }
 
+/// Logs an error that comes seldom.
+pub(crate) fn error(text: String) {
+    send(Report::Error(text));
+}
+
 /// Messages of one kind: one a second, with the number of those between.
 #[derive(Default)]
 pub(crate) struct Messages {

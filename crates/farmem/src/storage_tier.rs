@@ -10,9 +10,13 @@ use base::{Bytes, BytesMut};
 use crate::page::{PageNumber, PageRange};
 use crate::store::{StoreError, StoreFuture};
 
-/// Storage of one region's pages. It is asked for pages of one [group](crate::PageGroup) at a time, in no order, each of
-/// which it was given before: so a storage node can keep a group as one row under the region's name and the group's number,
-/// and a local file can keep it at an offset ([`FileStorage`]).
+/// Storage for the pages of stores that share an address space. Its page numbers are not those of a region: a store chooses
+/// for each [group](crate::PageGroup) of its pages a *slot*, the place of a group in storage, and slot *n* has the pages 16 *n* to
+/// 16 *n* + 15. Slots are numbered from 0, and used again when nothing needs them: so a local file can keep a page at
+/// its offset ([`FileStorage`]), and a storage node a slot as one row.
+///
+/// It is asked for pages of one slot at a time, in no order, each of which it was given before. Once a write has failed, or its
+/// future was dropped, it must not take effect after a later write of the same pages.
 ///
 /// It is called by the threads that serve page faults, as a [`PageStore`](crate::PageStore) is: it must not touch a region, nor
 /// wait for a thread that may.
@@ -20,20 +24,21 @@ use crate::store::{StoreError, StoreFuture};
 /// A region ends with its process. So a write is acknowledged as soon as a read would return it, and need not survive a
 /// loss of power; what storage returns is checked against checksums that the process keeps.
 pub trait StorageTier: Send + Sync + 'static {
-    /// Reads pages of one group, and appends them to `into`.
+    /// Reads pages of one slot, and appends them to `into`.
     fn read(&self, range: PageRange, into: BytesMut) -> StoreFuture<'_, BytesMut>;
-    /// Writes pages of one group.
+    /// Writes pages of one slot.
     fn write(&self, range: PageRange, bytes: Bytes) -> StoreFuture<'_, ()>;
 }
 
 /// Attempts to read a page, after which it is lost. The region pauses between two of them.
 const READ_ATTEMPTS: u32 = 100;
 
-/// Pages in one file, at their offsets, with their checksums in memory. The file is sparse: it takes as much room as pages
-/// were written.
+/// Pages in one file, at their offsets, with their checksums in memory. Both grow with the highest page that is written. The
+/// file is sparse: it takes as much room as different pages were written, whether they are still needed or not.
 pub struct FileStorage {
     file: File,
     name: String,
+    /// By page number.
     checksums: Mutex<Vec<u64>>,
     /// How often pages could not be read in succession.
     failures: Mutex<BTreeMap<PageNumber, u32>>,
@@ -44,12 +49,11 @@ impl FileStorage {
     ///
     /// # Errors
     /// An error of the operating system.
-    pub fn create(directory: &Directory, name: &str, pages: u32) -> io::Result<FileStorage> {
+    pub fn create(directory: &Directory, name: &str) -> io::Result<FileStorage> {
         let file = directory.open_file(name, true)?;
         file.truncate(0)?;
         let name = format!("the file {}", directory.path().join(name).display());
-        let checksums = Mutex::new(vec![0; pages as usize]);
-        Ok(FileStorage { file, name, checksums, failures: Mutex::default() })
+        Ok(FileStorage { file, name, checksums: Mutex::default(), failures: Mutex::default() })
     }
 
     fn read_now(&self, range: PageRange, mut into: BytesMut) -> Result<BytesMut, StoreError> {
@@ -67,7 +71,7 @@ impl FileStorage {
         self.forget_failures(range);
         let checksums = self.checksums.lock().unwrap_or_else(PoisonError::into_inner);
         for (page, content) in pages(range, &bytes) {
-            if checksums[page.0 as usize] != checksum(page, content) {
+            if checksums.get(page.index()) != Some(&checksum(page, content)) {
                 return Err(StoreError::Lost { range: PageRange::of(page), node: self.name.clone() });
             }
         }
@@ -110,8 +114,10 @@ impl FileStorage {
         written.map_err(|error| self.failure(&error))?;
         self.forget_failures(range);
         let mut checksums = self.checksums.lock().unwrap_or_else(PoisonError::into_inner);
+        let pages_known = checksums.len().max(range.end() as usize);
+        checksums.resize(pages_known, 0);
         for (page, content) in pages(range, bytes) {
-            checksums[page.0 as usize] = checksum(page, content);
+            checksums[page.index()] = checksum(page, content);
         }
         Ok(())
     }

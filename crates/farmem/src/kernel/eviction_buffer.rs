@@ -22,7 +22,7 @@ impl EvictionBuffer {
     pub(crate) fn new(bytes: usize, faults: &UserFaults) -> Result<EvictionBuffer, Error> {
         let memory = Mapping::reserve(bytes)?;
         // The target of a move has to be registered. The buffer is never touched where it is empty.
-        faults.register(&memory, false)?;
+        faults.register(memory.address(), memory.len() as u64, false)?;
         Ok(EvictionBuffer { memory, used: 0 })
     }
 

@@ -1,18 +1,14 @@
 //! What the threads of a region have in common.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use std::{io, thread};
 
 use super::read_ahead::ReadAheadQueue;
 use super::room::LastObstacle;
-use crate::error::Error;
-use crate::guard::FaultSite;
-use crate::kernel::mapping::Mapping;
-use crate::kernel::userfault::UserFaults;
+use crate::kernel::userfault::{UserEvent, UserFaults};
 use crate::page::{PAGE_BYTES, PageNumber, PageRange};
-use crate::report;
 use crate::store::PageStore;
 use crate::table::RegionTable;
 
@@ -22,11 +18,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// A region's memory, table and store.
 pub(crate) struct PagerCore {
     pub(crate) name: String,
-    /// Dropped before the memory, whose addresses another mapping may have then.
-    pub(crate) site: FaultSite,
-    pub(crate) memory: Mapping,
-    doorbell: Mapping,
+    /// Dropped before the memory: then no fault is reported any more, and nobody waits for one.
     pub(crate) faults: UserFaults,
+    pub(crate) home: Arc<dyn Home>,
     pub(crate) store: Arc<dyn PageStore>,
     /// What the prefetcher has to do.
     pub(super) ahead: ReadAheadQueue,
@@ -43,22 +37,18 @@ pub(crate) struct PagerCore {
 }
 
 impl PagerCore {
-    pub(crate) fn new(name: String, table: RegionTable, pages: u32, store: Arc<dyn PageStore>) -> Result<Self, Error> {
-        report::start()?;
-        let faults = UserFaults::open()?;
-        faults.check_moves()?;
-        let memory = Mapping::reserve(pages as usize * PAGE_BYTES)?;
-        let doorbell = Mapping::reserve(PAGE_BYTES)?;
-        faults.register(&memory, true)?;
-        faults.register(&doorbell, false)?;
-        let site = FaultSite::new(memory.address(), memory.len() as u64, &name)?;
-        Ok(PagerCore {
+    pub(crate) fn new(
+        name: String,
+        table: RegionTable,
+        faults: UserFaults,
+        home: Arc<dyn Home>,
+        store: Arc<dyn PageStore>,
+    ) -> PagerCore {
+        PagerCore {
             name,
-            memory,
-            doorbell,
             faults,
+            home,
             store,
-            site,
             ahead: ReadAheadQueue::default(),
             table: Mutex::new(table),
             room: Condvar::new(),
@@ -66,7 +56,7 @@ impl PagerCore {
             work: Condvar::new(),
             stopping: AtomicBool::new(false),
             has_waiting: AtomicBool::new(false),
-        })
+        }
     }
 
     pub(crate) fn table(&self) -> MutexGuard<'_, RegionTable> {
@@ -76,13 +66,13 @@ impl PagerCore {
 
     /// The address of a range's first byte.
     pub(crate) fn address(&self, range: PageRange) -> u64 {
-        self.memory.address() + range.first.offset()
+        self.home.address() + range.first.offset()
     }
 
     /// The page at an address, if it is one of the region.
     pub(crate) fn page_at(&self, address: u64) -> Option<PageNumber> {
-        let offset = address.checked_sub(self.memory.address())?;
-        (offset < self.memory.len() as u64).then_some(PageNumber((offset / PAGE_BYTES as u64) as u32))
+        let offset = address.checked_sub(self.home.address())?;
+        (offset < self.home.bytes()).then_some(PageNumber((offset / PAGE_BYTES as u64) as u32))
     }
 
     /// Maps the bytes of pages that are filling, and wakes their threads.
@@ -99,7 +89,7 @@ impl PagerCore {
     }
 
     /// Has the threads that wait for these pages try again.
-    pub(super) fn wake(&self, range: PageRange) {
+    pub(crate) fn wake(&self, range: PageRange) {
         self.or_end("cannot wake a thread", self.faults.wake(self.address(range), range.bytes() as u64));
     }
 
@@ -143,26 +133,8 @@ impl PagerCore {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Whether a fault is the one that ends the handler.
-    pub(crate) fn is_doorbell(&self, address: u64) -> bool {
-        address == self.doorbell.address()
-    }
-
-    /// Lets the thread go on that rang. True if the region ends; others ring too (`mlockall`, a reader of the whole process).
-    pub(crate) fn answer_doorbell(&self) -> io::Result<bool> {
-        let is_stopping = self.is_stopping();
-        self.faults.zero(self.doorbell.address(), PAGE_BYTES as u64)?;
-        if is_stopping {
-            return Ok(true);
-        }
-        self.doorbell.unlock();
-        self.doorbell.drop_range(0, PAGE_BYTES)?;
-        // The thread that ends the region may have found the page before it was dropped.
-        Ok(self.is_stopping())
-    }
-
-    /// Ends the threads that were started, the handler first. Returns when the handler takes no more faults.
-    pub(crate) fn stop(&self, threads: usize) {
+    /// Ends the threads of the region that wait for one another. Its handler waits for faults.
+    pub(crate) fn stop(&self) {
         {
             let _table = self.table();
             self.stopping.store(true, Ordering::Release);
@@ -170,19 +142,58 @@ impl PagerCore {
         self.work.notify_all();
         self.room.notify_all();
         self.ahead.close();
-        if threads > 0 {
-            self.doorbell.touch(0);
-        }
     }
 
     /// The value, or the end of the process: see [the module](super).
     pub(crate) fn or_end<T>(&self, doing: &str, outcome: io::Result<T>) -> T {
         outcome.unwrap_or_else(|error| {
-            report::end(&format!(
-                "farmem: the region {}: {doing}: {error}. Its page faults cannot be served any more, so this program ends. Was \
-                 its memory unmapped, locked, or discarded with madvise?\n",
-                self.name
-            ))
+            let name = &self.name;
+            let text =
+                format!("farmem: the region {name}: {doing}: {error}. Its page faults cannot be served any more");
+            self.home.end(&self.faults, &text)
         })
     }
+}
+
+/// The process whose addresses a region has: this one ([`Region`](crate::Region)), or a program that this one serves
+/// ([`program`](crate::program)).
+pub(crate) trait Home: Send + Sync {
+    /// The region's first address.
+    fn address(&self) -> u64;
+
+    /// How many bytes the region has.
+    fn bytes(&self) -> u64;
+
+    /// Waits for events, and appends them. False when the process has ended.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    fn wait(&self, faults: &UserFaults, events: &mut Vec<UserEvent>) -> io::Result<bool>;
+
+    /// Whether an address is the doorbell's: a page outside of the region whose fault means something else.
+    fn is_doorbell(&self, address: u64) -> bool;
+
+    /// Does what the thread that rang wants, and lets it go on. False when the region ends.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    fn answer_doorbell(&self, core: &PagerCore, thread: u32) -> io::Result<bool>;
+
+    /// Whether the fault of a thread has to wait, because another thread forks.
+    fn is_postponed(&self, thread: u32) -> bool;
+
+    /// The process has forked; the userfaultfd is that of the child.
+    fn forked(&self, core: &PagerCore, child: UserFaults);
+
+    /// Notes lost pages, before they are poisoned.
+    fn note_loss(&self, range: PageRange, node: &str);
+
+    /// Ends the fork that was begun, if there is one: the table is frozen no more.
+    fn give_up_fork(&self, core: &PagerCore);
+
+    /// Ends the process, whose faults cannot be served, and the calling thread. `text` says why.
+    fn end(&self, faults: &UserFaults, text: &str) -> !;
+
+    /// A thread of the region has ended, or has panicked.
+    fn thread_ended(&self, core: &PagerCore, outcome: thread::Result<()>);
 }

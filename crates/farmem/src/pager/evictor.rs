@@ -1,5 +1,6 @@
 //! The thread that evicts pages and writes them back.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,8 +11,7 @@ use futures_util::future::join_all;
 
 use super::core::PagerCore;
 use super::room::EvictionOutcome;
-use crate::kernel::dropping::PageDropper;
-use crate::kernel::eviction_buffer::EvictionBuffer;
+use crate::kernel::userfault::UserFaults;
 use crate::page::{PAGE_BYTES, PageNumber, PageRange, ranges_of};
 use crate::report::Messages;
 use crate::table::{Eviction, SPAN_PAGES_MAX};
@@ -19,18 +19,48 @@ use crate::table::{Eviction, SPAN_PAGES_MAX};
 /// The pause after a write-back that failed, or an eviction that moved no page.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
+/// Pages that were taken out of the program's sight.
+pub(crate) struct TakenPages {
+    pub(crate) range: PageRange,
+    pub(crate) bytes: Bytes,
+}
+
+/// How pages are taken from the process that has them.
+pub(crate) trait EvictionPath: Send {
+    /// Waits until pages can be taken. False if the region ends before. No page may leave earlier: the process may need it to get so
+    /// far.
+    fn is_ready(&mut self) -> bool;
+
+    /// Drops clean pages.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    fn drop_pages(&mut self, ranges: &[PageRange]) -> io::Result<()>;
+
+    /// Takes pages out of the program's sight, each atomically for every access, and appends them with their bytes. At most
+    /// [`SPAN_PAGES_MAX`] pages in all. Pages that the kernel does not move, since a device is using them, are returned.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    fn take(
+        &mut self,
+        faults: &UserFaults,
+        ranges: &[PageRange],
+        taken: &mut Vec<TakenPages>,
+    ) -> io::Result<Vec<PageNumber>>;
+}
+
 /// Evicts pages until the region ends.
-pub(crate) async fn run(core: Arc<PagerCore>, mut buffer: EvictionBuffer) {
-    let mut dropper = PageDropper::new();
+pub(super) async fn run(core: Arc<PagerCore>, mut path: Box<dyn EvictionPath>) {
     let mut failures = Messages::default();
-    while core.wait_for_work() {
+    while core.wait_for_work() && path.is_ready() {
         let eviction = core.table().begin_eviction(|page| core.store.holds(page));
         let Some(eviction) = eviction else {
             core.obstacle.set(None);
             core.wait_for_change();
             continue;
         };
-        let outcome = evict(&core, &mut dropper, &mut buffer, &eviction).await;
+        let outcome = evict(&core, &mut *path, &eviction).await;
         core.obstacle.set(outcome.obstacle());
         core.announce_room();
         if outcome.failure.is_none() && outcome.left > 0 {
@@ -46,42 +76,31 @@ pub(crate) async fn run(core: Arc<PagerCore>, mut buffer: EvictionBuffer) {
     }
 }
 
-/// Pages that were moved, and where their bytes are in the buffer.
-struct MovedPages {
-    range: PageRange,
-    offset: usize,
-}
-
 /// Evicts pages, some of which may be resident again afterwards.
-async fn evict(
-    core: &PagerCore,
-    dropper: &mut PageDropper,
-    buffer: &mut EvictionBuffer,
-    eviction: &Eviction,
-) -> EvictionOutcome {
-    let clean: Vec<(u64, usize)> = eviction.to_drop.iter().map(|range| (range.first.offset(), range.bytes())).collect();
-    core.or_end("cannot drop pages", dropper.drop_ranges(&core.memory, &clean));
+async fn evict(core: &PagerCore, path: &mut dyn EvictionPath, eviction: &Eviction) -> EvictionOutcome {
+    core.or_end("cannot drop pages", path.drop_pages(&eviction.to_drop));
     {
         let mut table = core.table();
         eviction.to_drop.iter().for_each(|range| table.dropped(*range));
     }
     core.announce_room();
-    let mut moved: Vec<MovedPages> = Vec::new();
-    for range in &eviction.to_write {
-        move_range(core, buffer, *range, &mut moved);
+    let mut taken = Vec::new();
+    let stayed = path.take(&core.faults, &eviction.to_write, &mut taken);
+    let stayed = core.or_end("cannot take pages away", stayed);
+    if !stayed.is_empty() {
+        let mut table = core.table();
+        stayed.iter().for_each(|page| table.stayed(PageRange::of(*page)));
     }
-    let bytes = buffer.bytes();
     let mut zeros = Vec::new();
     let mut writes = Vec::new();
-    for MovedPages { range, offset } in moved {
-        let content = &bytes[offset..offset + range.bytes()];
-        let page_bytes = |page: PageNumber| &content[(page.0 - range.first.0) as usize * PAGE_BYTES..][..PAGE_BYTES];
+    for TakenPages { range, bytes } in taken {
+        let page_bytes = |page: PageNumber| &bytes[(page.0 - range.first.0) as usize * PAGE_BYTES..][..PAGE_BYTES];
         let (empty, full): (Vec<PageNumber>, Vec<PageNumber>) =
             range.iter().partition(|page| is_zero(page_bytes(*page)));
         zeros.extend(ranges_of(empty, SPAN_PAGES_MAX));
         for part in ranges_of(full, SPAN_PAGES_MAX) {
             let start = (part.first.0 - range.first.0) as usize * PAGE_BYTES;
-            writes.push((part, Bytes::copy_from_slice(&content[start..start + part.bytes()])));
+            writes.push((part, bytes.slice(start..start + part.bytes())));
         }
     }
     zeros.iter().for_each(|range| core.store.discard(*range));
@@ -90,7 +109,6 @@ async fn evict(
     for ((range, bytes), _) in writes.iter().zip(&outcomes).filter(|(_, outcome)| outcome.is_err()) {
         core.or_end("cannot restore a page", core.faults.copy(core.address(*range), bytes, false));
     }
-    core.or_end("cannot empty the buffer", buffer.clear());
     let gone = eviction.to_drop.iter().chain(&zeros).map(|range| range.pages).sum();
     let mut outcome = EvictionOutcome { left: gone, failure: None };
     {
@@ -116,28 +134,6 @@ async fn evict(
         }
     }
     outcome
-}
-
-/// Moves a range into the buffer, but for the pages that a device is using.
-fn move_range(core: &PagerCore, buffer: &mut EvictionBuffer, range: PageRange, moved: &mut Vec<MovedPages>) {
-    let mut left = range;
-    loop {
-        let offset = buffer.used();
-        let outcome = buffer.take(&core.faults, core.address(left), left.bytes() as u64);
-        let pages = (core.or_end("cannot take pages away", outcome) / PAGE_BYTES as u64) as u32;
-        if pages > 0 {
-            moved.push(MovedPages { range: PageRange { first: left.first, pages }, offset });
-        }
-        if pages == left.pages {
-            return;
-        }
-        let busy = PageNumber(left.first.0 + pages);
-        core.table().stayed(PageRange::of(busy));
-        if busy.0 + 1 == left.end() {
-            return;
-        }
-        left = PageRange { first: PageNumber(busy.0 + 1), pages: left.end() - busy.0 - 1 };
-    }
 }
 
 fn is_zero(bytes: &[u8]) -> bool {

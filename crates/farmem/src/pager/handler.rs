@@ -10,6 +10,7 @@ use base::rt::{self, Instant};
 use super::core::PagerCore;
 use super::read_ahead::ReadAheadRequest;
 use crate::kernel::placement::HandlerPlacement;
+use crate::kernel::userfault::{PageFault, UserEvent};
 use crate::page::{PageNumber, PageRange};
 use crate::report::Messages;
 use crate::store::StoreError;
@@ -18,35 +19,43 @@ use crate::table::{FaultPlan, PageAccess};
 /// The pause after a read that failed for now, so that the thread which needs the page does not spin.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
-/// Serves faults until the doorbell rings.
-pub(crate) async fn run(core: Arc<PagerCore>) {
-    let mut placement = HandlerPlacement::new();
-    let mut arrived = Vec::new();
-    let mut handler =
-        Handler { core: &core, buffer: BytesMut::new(), failures: Messages::default(), losses: Messages::default() };
-    loop {
-        arrived.clear();
-        core.or_end("cannot read page faults", core.faults.wait(&mut arrived));
-        for fault in &arrived {
-            if core.is_doorbell(fault.address) {
-                if core.or_end("cannot answer the doorbell", core.answer_doorbell()) {
-                    return;
+/// Serves faults until the region ends.
+pub(super) async fn run(core: Arc<PagerCore>) {
+    core.faults.set_reader();
+    let mut events = Vec::new();
+    let mut postponed = Vec::new();
+    let mut handler = Handler {
+        core: &core,
+        placement: HandlerPlacement::new(),
+        buffer: BytesMut::new(),
+        failures: Messages::default(),
+        losses: Messages::default(),
+    };
+    while core.or_end("cannot read page faults", core.home.wait(&core.faults, &mut events)) {
+        for event in events.drain(..) {
+            match event {
+                UserEvent::Forked(child) => core.home.forked(&core, child),
+                UserEvent::Fault(fault) if core.home.is_doorbell(fault.address) => {
+                    let answered = core.home.answer_doorbell(&core, fault.thread);
+                    if !core.or_end("cannot answer the doorbell", answered) {
+                        return;
+                    }
                 }
-                continue;
+                UserEvent::Fault(fault) if core.home.is_postponed(fault.thread) => postponed.push(fault),
+                UserEvent::Fault(fault) => handler.handle(fault).await,
             }
-            placement.follow(fault.thread);
-            let arrived_at = rt::now();
-            // The buffer of evicted pages is registered too, and never touched while a page of it is absent.
-            let page = core.page_at(fault.address).expect("only the region's own memory faults");
-            let access = if fault.is_write { PageAccess::Write } else { PageAccess::Read };
-            handler.serve(page, access).await;
-            placement.note_served(arrived_at.elapsed());
+        }
+        if !postponed.is_empty() && !core.home.is_postponed(postponed[0].thread) {
+            for fault in std::mem::take(&mut postponed) {
+                handler.handle(fault).await;
+            }
         }
     }
 }
 
 struct Handler<'a> {
     core: &'a PagerCore,
+    placement: HandlerPlacement,
     /// Reused, so that a fault allocates no memory for its page.
     buffer: BytesMut,
     failures: Messages,
@@ -54,6 +63,17 @@ struct Handler<'a> {
 }
 
 impl Handler<'_> {
+    async fn handle(&mut self, fault: PageFault) {
+        self.placement.follow(fault.thread);
+        let arrived_at = rt::now();
+        // The buffer of evicted pages is registered too, and never touched while a page of it is absent.
+        if let Some(page) = self.core.page_at(fault.address) {
+            let access = if fault.is_write { PageAccess::Write } else { PageAccess::Read };
+            self.serve(page, access).await;
+        }
+        self.placement.note_served(arrived_at.elapsed());
+    }
+
     async fn serve(&mut self, page: PageNumber, access: PageAccess) {
         let core = self.core;
         let range = PageRange::of(page);
@@ -74,6 +94,10 @@ impl Handler<'_> {
                 // The fault is stale: its thread has been woken since. The evictor has stopped, so there will be no room.
                 return;
             }
+            // The thread that forks may be the one that waits, and nothing is evicted before that thread has forked.
+            core.home.give_up_fork(core);
+            // While the event of a fork is unread, the kernel moves no page.
+            core.faults.relieve();
             let waited = waits_since.get_or_insert_with(rt::now).elapsed();
             core.or_end("there is no room for a page", core.obstacle.check(waited));
             core.wait_for_room();
@@ -122,7 +146,7 @@ impl Handler<'_> {
             StoreError::Lost { range: lost, node } if lost.contains(range) => {
                 self.losses
                     .error(|| format!("far memory: {range:?} of the region {} were lost with {node}", core.name));
-                core.site.note(range, &node);
+                core.home.note_loss(range, &node);
                 core.table().lost(range);
                 core.or_end("cannot poison a lost page", core.faults.poison(address, range.bytes() as u64));
             }

@@ -4,11 +4,14 @@
 //!    ([`placement`](crate::kernel::placement)). It reads the page from the store and maps it. What lies ahead of a stream it
 //!    leaves to the *prefetcher*, a thread that may run on another processor meanwhile.
 //! 2. The *evictor* is a thread that keeps a part of the budget free. Of one span at a time it drops the clean pages, and
-//!    moves the dirty ones into a buffer of this process, which takes them out of the program's sight, and writes them back
-//!    from there. The program goes on meanwhile, unless it touches one of these pages.
+//!    moves the dirty ones into a buffer, which takes them out of the program's sight, and writes them back
+//!    from there. The program goes on meanwhile, unless it touches one of these pages. Only the process that has the pages can
+//!    do this: [`EvictionPath`].
 //! 3. A fault that finds no room waits until the evictor has made some.
-//! 4. The *doorbell* is one more registered page, outside of the region. The thread that drops the region touches it; the
-//!    handler receives this fault like any other, and ends. So it can block in one call, which is the fastest way to wait.
+//! 4. The *doorbell* is one more registered page, outside of the region. A thread of the process that wants something of the
+//!    handler touches it; the handler receives this fault like any other. So it can block in one call, which is the
+//!    fastest way to wait. In this process, the thread that drops the region rings; programs have more to say
+//!    ([`program`](crate::program)).
 //!
 //! Invariants:
 //! * Only the handler and the prefetcher fill pages, only the evictor takes them away; each holds the table's lock for its
@@ -16,8 +19,8 @@
 //! * A page is mapped before the table says that it is, and moved out before the table says that it is not.
 //! * No thread of the region touches the region's memory itself.
 //!
-//! An operation of the kernel that fails for no reason that is planned for ends the process with a message: going on would
-//! leave threads asleep for ever.
+//! An operation of the kernel that fails for no reason that is planned for ends the process that has the region, with a
+//! message: going on would leave threads asleep for ever.
 
 mod core;
 mod evictor;
@@ -25,8 +28,8 @@ mod handler;
 mod prefetcher;
 mod read_ahead;
 mod room;
+mod threads;
 
-pub(crate) use core::PagerCore;
-pub(crate) use evictor::run as run_evictor;
-pub(crate) use handler::run as run_handler;
-pub(crate) use prefetcher::run as run_prefetcher;
+pub(crate) use core::{Home, PagerCore};
+pub(crate) use evictor::{EvictionPath, TakenPages};
+pub(crate) use threads::PagerThreads;

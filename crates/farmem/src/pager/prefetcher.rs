@@ -10,7 +10,7 @@ use crate::page::PageRange;
 use crate::store::StoreFuture;
 
 /// Fetches pages until the region ends.
-pub(crate) async fn run(core: Arc<PagerCore>) {
+pub(super) async fn run(core: Arc<PagerCore>) {
     while let Some(request) = core.ahead.next() {
         fetch(&core, &request).await;
     }

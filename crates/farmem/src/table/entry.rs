@@ -23,6 +23,8 @@ pub enum PageState {
     Dirty,
     /// It is being evicted.
     Leaving,
+    /// The program is dropping it, resident or not.
+    Discarding,
     /// The store has it.
     Remote,
     /// The store has lost it.
@@ -33,8 +35,10 @@ pub enum PageState {
 #[derive(Clone, Copy, Default)]
 pub(super) struct PageEntry {
     pub(super) state: PageState,
-    /// Whether a page in flight is, or will be, newer than the store's copy.
+    /// Whether a page that is filling or leaving is, or will be, newer than the store's copy.
     pub(super) is_dirty: bool,
+    /// Whether a page that is being discarded is resident.
+    pub(super) is_resident: bool,
     /// It came back soon after its last eviction.
     pub(super) is_hot: bool,
     /// The region's count of evictions when it was evicted, modulo 2^32.

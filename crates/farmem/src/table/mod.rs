@@ -9,6 +9,8 @@
 //!                           Clean ◀──────── filled for a read ──── Filling ◀─────┘ │
 //!                             └────────────────────────────────────────────────────┘
 //!                                                          Filling ──▶ Lost   the store has lost it
+//!
+//!  any that is not in flight ──▶ Discarding ──▶ Untouched
 //! ```
 //!
 //! A driver executes what the table decides, and reports back. All calls are made under one lock; what takes time happens
@@ -31,12 +33,19 @@
 //!    that is mapped and of which the table does not know that yet.
 //! 6. **Loss.** What the store has lost is lost for good ([`RegionTable::lost`]): each access to it is an error. A page
 //!    that is resident is not affected; a clean one whose copy is gone is evicted as if it were dirty.
+//! 7. **Discard.** A program that unmaps pages, or gives up their content, says so before it drops them
+//!    ([`RegionTable::begin_discard`]) and afterwards ([`RegionTable::discarded`]). They read as zeros then, lost ones
+//!    included. Faults on them wait meanwhile.
+//! 8. **Fork.** The driver freezes the table ([`RegionTable::freeze`]): no eviction and no discard begins, and the driver
+//!    reports no fault but those of the thread that forks. Once nothing is in flight the process may fork. Then the same pages
+//!    are resident in the child, whose table begins with a copy ([`RegionTable::fork`]), and both go on
+//!    ([`RegionTable::thaw`]).
 //!
 //! Invariants:
-//! * Filling, clean, dirty and leaving pages together stay within the budget.
+//! * Resident and filling pages together stay within the budget.
 //! * Only a page whose bytes the store has acknowledged, and still holds when its eviction begins, becomes remote.
 //! * A page in flight is part of one operation. No page is filled while it leaves.
-//! * No page leaves the state `Lost`.
+//! * A page leaves the state `Lost` only by being discarded.
 //!
 //! [`stream`] decides what is fetched ahead, [`span_queue`] which span gives up pages next.
 

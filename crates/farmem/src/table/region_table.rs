@@ -81,14 +81,36 @@ pub struct RegionStats {
     pub resident_pages: u64,
 }
 
-/// The page table of one region.
+impl RegionStats {
+    /// Adds the counts of another region.
+    pub fn add(&mut self, other: &RegionStats) {
+        self.faults += other.faults;
+        self.fills += other.fills;
+        self.first_writes += other.first_writes;
+        self.zero_pages += other.zero_pages;
+        self.prefetched_pages += other.prefetched_pages;
+        self.prefetch_hits += other.prefetch_hits;
+        self.evicted_pages += other.evicted_pages;
+        self.written_pages += other.written_pages;
+        self.restored_pages += other.restored_pages;
+        self.lost_pages += other.lost_pages;
+        self.resident_pages += other.resident_pages;
+    }
+}
+
+/// The page table of one region. The child of a fork begins with a clone of its parent's.
+#[derive(Clone)]
 pub struct RegionTable {
     pages: Vec<PageEntry>,
     budget: u32,
     span_pages: u32,
-    /// Filling, clean, dirty and leaving pages.
+    /// Filling, clean, dirty and leaving pages, and those that are discarded while they are resident.
     used: u32,
+    filling: u32,
     leaving: u32,
+    discarding: u32,
+    /// Nothing begins that would change which pages are resident.
+    is_frozen: bool,
     queue: SpanQueue,
     streams: StreamTable,
     /// Pages that streams would fetch ahead at once, if there were room; it fades with faults that are no streams'.
@@ -113,7 +135,10 @@ impl RegionTable {
             budget,
             span_pages,
             used: 0,
+            filling: 0,
             leaving: 0,
+            discarding: 0,
+            is_frozen: false,
             queue: SpanQueue::new(pages.div_ceil(span_pages)),
             streams: StreamTable::new(budget / 8),
             wanted_ahead: 0,
@@ -162,7 +187,7 @@ impl RegionTable {
             (PageState::Leaving, _) if mutant(Mutant::FillWhileLeaving) => {
                 FaultPlan::Fill { writable: access == PageAccess::Write, ahead: Vec::new() }
             }
-            (PageState::Filling | PageState::Leaving, _) => FaultPlan::Wait,
+            (PageState::Filling | PageState::Leaving | PageState::Discarding, _) => FaultPlan::Wait,
             (PageState::Lost, _) => FaultPlan::Lost,
             (PageState::Untouched | PageState::Remote, _) => self.fill(page, access, entry),
         }
@@ -173,7 +198,8 @@ impl RegionTable {
             return FaultPlan::NoRoom;
         }
         self.stats.faults += 1;
-        let ahead = self.streams.note_fault(page);
+        // A frozen table stays as it is but for this page.
+        let ahead = self.streams.note_fault(page).filter(|_| !self.is_frozen);
         match ahead {
             Some(ahead) => {
                 let passed = u64::from(ahead.passed.pages);
@@ -224,6 +250,7 @@ impl RegionTable {
         let entry = &mut self.pages[page.index()];
         *entry = PageEntry { state: PageState::Filling, is_dirty, is_hot: false, ..*entry };
         self.used += 1;
+        self.filling += 1;
     }
 
     /// The bytes of these pages are mapped, as the plan said.
@@ -234,6 +261,7 @@ impl RegionTable {
             entry.state = if entry.is_dirty { PageState::Dirty } else { PageState::Clean };
             self.queue.add(self.span_of(page));
         }
+        self.filling -= range.pages;
     }
 
     /// These pages could not be read now. Nothing is mapped; the store still has them.
@@ -241,6 +269,7 @@ impl RegionTable {
         for page in range.iter() {
             self.set_absent(page, PageState::Filling, PageState::Remote);
         }
+        self.filling -= range.pages;
     }
 
     /// The store has lost these pages, which were being filled. Nothing is mapped.
@@ -249,11 +278,71 @@ impl RegionTable {
             let now = if mutant(Mutant::LostIsZero) { PageState::Untouched } else { PageState::Lost };
             self.set_absent(page, PageState::Filling, now);
         }
+        self.filling -= range.pages;
         self.stats.lost_pages += u64::from(range.pages);
+    }
+
+    /// The program is about to drop these pages. False if some are in flight, and nothing was begun: ask again.
+    pub fn begin_discard(&mut self, range: PageRange) -> bool {
+        let is_in_flight = |page: PageNumber| {
+            matches!(self.state(page), PageState::Filling | PageState::Leaving | PageState::Discarding)
+        };
+        if self.is_frozen || (range.iter().any(is_in_flight) && !mutant(Mutant::DiscardInFlight)) {
+            return false;
+        }
+        for page in range.iter() {
+            let entry = &mut self.pages[page.index()];
+            entry.is_resident = matches!(entry.state, PageState::Clean | PageState::Dirty);
+            entry.state = PageState::Discarding;
+            if entry.is_resident {
+                self.queue.remove(self.span_of(page));
+            }
+        }
+        self.discarding += range.pages;
+        true
+    }
+
+    /// The program has dropped these pages, and the store has forgotten them.
+    pub fn discarded(&mut self, range: PageRange) {
+        for page in range.iter() {
+            let entry = &mut self.pages[page.index()];
+            assert_eq!(entry.state, PageState::Discarding, "a page is discarded once");
+            entry.state = if mutant(Mutant::DiscardedIsRemote) { PageState::Remote } else { PageState::Untouched };
+            entry.is_hot = false;
+            self.used -= u32::from(entry.is_resident);
+        }
+        self.discarding -= range.pages;
+    }
+
+    /// Whether these pages are being discarded: what a program says about its pages has to be checked.
+    pub fn is_discarding(&self, range: PageRange) -> bool {
+        range.iter().all(|page| self.state(page) == PageState::Discarding)
+    }
+
+    /// From now on nothing begins that changes which pages are resident, but for faults that the driver reports. Returns whether
+    /// nothing of it is going on any more.
+    pub fn freeze(&mut self) -> bool {
+        self.is_frozen = true;
+        self.filling + self.leaving + self.discarding == 0
+    }
+
+    /// Ends what [`RegionTable::freeze`] began.
+    pub fn thaw(&mut self) {
+        self.is_frozen = false;
+    }
+
+    /// The table of the child of a fork, in which the same pages are resident. `None` unless the table is frozen and nothing is
+    /// going on.
+    pub fn fork(&self) -> Option<RegionTable> {
+        let is_quiet = self.is_frozen && self.filling + self.leaving + self.discarding == 0;
+        is_quiet.then(|| RegionTable { is_frozen: false, stats: RegionStats::default(), ..self.clone() })
     }
 
     /// Chooses pages to evict, of one span; `None` if no page can leave now. `holds` says whether the store holds a page.
     pub fn begin_eviction(&mut self, holds: impl Fn(PageNumber) -> bool) -> Option<Eviction> {
+        if self.is_frozen {
+            return None;
+        }
         // A span may consist of hot pages or of pages in flight. After one round no page is hot any more.
         for _ in 0..=2 * self.queue.queued() {
             let span = self.queue.next_span()?;

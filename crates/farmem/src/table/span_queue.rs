@@ -25,6 +25,7 @@ struct Span {
 }
 
 /// The spans of a region that have resident pages.
+#[derive(Clone)]
 pub struct SpanQueue {
     spans: Vec<Span>,
     queue: VecDeque<SpanNumber>,

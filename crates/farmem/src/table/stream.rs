@@ -31,6 +31,7 @@ struct Stream {
 }
 
 /// The streams of one region.
+#[derive(Clone)]
 pub struct StreamTable {
     streams: Vec<Stream>,
     window_max: u32,

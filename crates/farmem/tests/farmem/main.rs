@@ -5,10 +5,13 @@
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 
 mod allocators;
+mod faulty_storage;
+mod many_stores;
 mod memory_store;
 mod mutants;
 mod pinned;
 mod processes;
+mod programs;
 mod providers;
 mod regions;
 mod storages;

@@ -18,6 +18,8 @@ fn every_mutant_of_the_page_table_is_caught() {
         Mutant::LostIsZero,
         Mutant::FillBeyondBudget,
         Mutant::EvictFilling,
+        Mutant::DiscardInFlight,
+        Mutant::DiscardedIsRemote,
     ];
     let mut missed = Vec::new();
     for mutant in all {

@@ -81,7 +81,7 @@ fn a_region_larger_than_the_pool_has_its_coldest_pages_in_storage() {
         let folder = tempfile::tempdir().expect("a folder");
         let storage = runtime.block_on(async {
             let directory = rt::disk::Directory::open(folder.path()).await.expect("it is there");
-            FileStorage::create(&directory, "pages", PAGES).expect("room on the disk")
+            FileStorage::create(&directory, "pages").expect("room on the disk")
         });
         let mut region = far_region(&runtime, &pool, Some(Arc::new(storage)));
         compare_with_model(&mut region, 3000, 12);

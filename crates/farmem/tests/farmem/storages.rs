@@ -12,7 +12,7 @@ fn simulate<F: Future<Output = ()> + Send + 'static>(test: impl FnOnce(Sim) -> F
 
 async fn create() -> FileStorage {
     let directory = Directory::open("far").await.expect("the disk works");
-    FileStorage::create(&directory, "pages", 64).expect("the disk works")
+    FileStorage::create(&directory, "pages").expect("the disk works")
 }
 
 const GROUP: PageRange = PageRange { first: PageNumber(16), pages: 4 };

@@ -17,17 +17,17 @@ use rma::sim::SimProvider;
 use rma::{HostConfig, NodeId, Provider as _, Token};
 
 const TOKEN: Token = Token::new([7; 32]);
-const DONORS: [&str; 3] = ["d0", "d1", "d2"];
-const SECTION: u64 = 128 << 10;
+pub const DONORS: [&str; 3] = ["d0", "d1", "d2"];
+pub const SECTION: u64 = 128 << 10;
 /// Sections of each donor: together as much as 192 pages.
 const DONOR_SECTIONS: u64 = 2;
 const PAGES: u32 = 640;
 const OPERATIONS: u32 = 400;
 const SEEDS: u64 = 8;
 /// Attempts of an operation that does not work this time.
-const ATTEMPTS: u32 = 40;
+pub const ATTEMPTS: u32 = 40;
 
-fn start_donor(sim: &Sim, provider: &SimProvider, which: usize) {
+pub fn start_donor(sim: &Sim, provider: &SimProvider, which: usize) {
     let provider = provider.clone();
     sim.node(DONORS[which]).start(move || {
         let provider = provider.clone();
@@ -49,7 +49,7 @@ fn start_donor(sim: &Sim, provider: &SimProvider, which: usize) {
 }
 
 /// A page's content: its number and a version, over and over.
-fn content(page: PageNumber, version: u64) -> Vec<u8> {
+pub fn content(page: PageNumber, version: u64) -> Vec<u8> {
     let words = [u64::from(page.0), version].map(u64::to_le_bytes).concat();
     words.repeat(PAGE_BYTES / 16)
 }
@@ -143,7 +143,7 @@ impl Run {
     }
 }
 
-async fn open(provider: &SimProvider) -> AddressSpace {
+pub async fn open(provider: &SimProvider) -> AddressSpace {
     let donors = DONORS.map(|address| Donor { address: address.to_owned(), token: TOKEN }).to_vec();
     let config = AddressSpaceConfig {
         owner: "owner".to_owned(),
@@ -163,7 +163,7 @@ async fn run_store(sim: Sim, with_storage: bool, with_crashes: bool) -> Run {
     let space = open(&provider).await;
     let storage: Option<Arc<dyn StorageTier>> = if with_storage {
         let directory = Directory::open("far").await.expect("the disk works");
-        Some(Arc::new(FileStorage::create(&directory, "pages", PAGES).expect("the disk works")))
+        Some(Arc::new(FileStorage::create(&directory, "pages").expect("the disk works")))
     } else {
         None
     };
@@ -205,6 +205,7 @@ async fn run_store(sim: Sim, with_storage: bool, with_crashes: bool) -> Run {
             run.read(PageRange::of(page)).await;
         }
     }
+    run.wrong.extend(run.store.check().err());
     run
 }
 
@@ -254,7 +255,7 @@ fn a_page_that_storage_has_lost_takes_no_other_page_with_it() {
         (0..DONORS.len()).for_each(|which| start_donor(&sim, &provider, which));
         rt::sleep(Duration::from_millis(50)).await;
         let directory = Directory::open("far").await.expect("the disk works");
-        let storage = Arc::new(FileStorage::create(&directory, "pages", PAGES).expect("the disk works"));
+        let storage = Arc::new(FileStorage::create(&directory, "pages").expect("the disk works"));
         let store = PoolStore::new(open(&provider).await, PAGES, Some(storage)).expect("the options are good");
         for first in (0..PAGES).step_by(GROUP_PAGES as usize) {
             let range = PageRange { first: PageNumber(first), pages: GROUP_PAGES };

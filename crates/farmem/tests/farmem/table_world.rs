@@ -12,6 +12,7 @@ pub const PAGES: u32 = 1024;
 pub const BUDGET: u32 = 128;
 const THREADS: usize = 4;
 const NODES: u64 = 3;
+const DISCARD_PAGES_MAX: u64 = 40;
 
 /// How often things go wrong; each number is "once in so many", 0 for never.
 #[derive(Clone, Copy)]
@@ -55,6 +56,7 @@ enum Operation {
     WriteBack {
         range: PageRange,
     },
+    Discard(PageRange),
 }
 
 /// How the threads choose pages.
@@ -90,6 +92,7 @@ pub struct World {
     pub reads: u64,
     pub losses_seen: u64,
     pub nodes_lost: u64,
+    pub discarded: u64,
     next_content: u64,
 }
 
@@ -116,6 +119,7 @@ impl World {
             reads: 0,
             losses_seen: 0,
             nodes_lost: 0,
+            discarded: 0,
             next_content: 0,
         }
     }
@@ -149,6 +153,7 @@ impl World {
             4..6 => self.handle_fault(),
             6 if self.table.wants_eviction() && self.rng.one_in(self.eviction_one_in) => self.evict(),
             6 if self.rng.one_in(500) => self.evict(),
+            6 if may_start && self.rng.one_in(30) => self.begin_discard(),
             6 if self.happens(self.faults.node_lost) => self.lose_node(),
             _ => self.advance_operation(),
         }
@@ -297,7 +302,53 @@ impl World {
             }
             Operation::MoveOut(range) => self.move_out(range),
             Operation::WriteBack { range } => self.write_back(range),
+            Operation::Discard(range) => self.discard(range),
         }
+    }
+
+    /// The program says that it is about to drop pages.
+    fn begin_discard(&mut self) {
+        let first = self.rng.below(u64::from(PAGES)) as u32;
+        let pages = (1 + self.rng.below(DISCARD_PAGES_MAX) as u32).min(PAGES - first);
+        let range = PageRange { first: PageNumber(first), pages };
+        if self.table.begin_discard(range) {
+            self.operations.push(Operation::Discard(range));
+        }
+    }
+
+    fn discard(&mut self, range: PageRange) {
+        for page in range.iter() {
+            self.memory[page.0 as usize] = None;
+            self.model[page.0 as usize] = 0;
+            self.store.remove(&page);
+            self.gone.remove(&page);
+        }
+        self.table.discarded(range);
+        self.discarded += u64::from(range.pages);
+        self.wake(range);
+    }
+
+    /// The process forks: the world of the child, which has no threads yet.
+    pub fn fork(&mut self, seed: u64) -> World {
+        let mut quiet = self.table.freeze();
+        for _ in 0..10_000 {
+            if quiet {
+                break;
+            }
+            self.evict();
+            self.advance_operation();
+            quiet = self.table.freeze();
+        }
+        assert!(quiet, "what is in flight ends");
+        let mut child = World::new(seed, self.workload, self.faults);
+        child.table = self.table.fork().expect("nothing is in flight");
+        self.table.thaw();
+        child.memory.clone_from(&self.memory);
+        child.store.clone_from(&self.store);
+        child.model.clone_from(&self.model);
+        child.gone.clone_from(&self.gone);
+        child.next_content = self.next_content;
+        child
     }
 
     fn read(&mut self, range: PageRange, writable: bool) {

@@ -13,23 +13,32 @@ const STEPS: u32 = 12_000;
 const FAULTS: Faults = Faults { store_fails: 20, node_lost: 400, pinned: 50 };
 const WORKLOADS: [Workload; 3] = [Workload::Random, Workload::Skewed, Workload::Streams];
 
-/// Runs a seed to its end; a panic of the table counts as found.
+/// Runs a seed to its end, with a fork in the middle; a panic of the table counts as found.
 pub fn run(seed: u64, faults: Faults) -> (Vec<String>, World) {
     let mut world = World::new(seed, WORKLOADS[(seed % 3) as usize], faults);
     let ran = catch_unwind(AssertUnwindSafe(|| {
-        for _ in 0..STEPS {
-            world.step(true);
-            if !world.wrong.is_empty() {
-                return;
-            }
-        }
+        run_steps(&mut world, STEPS / 2);
+        let mut child = world.fork(seed + SEEDS);
+        run_steps(&mut child, STEPS / 4);
+        child.finish();
+        run_steps(&mut world, STEPS / 2);
         world.finish();
+        child.wrong.iter().for_each(|wrong| world.wrong.push(format!("in the child of the fork: {wrong}")));
     }));
     let mut wrong = std::mem::take(&mut world.wrong);
     if ran.is_err() {
         wrong.push("the table panicked".to_owned());
     }
     (wrong, world)
+}
+
+fn run_steps(world: &mut World, steps: u32) {
+    for _ in 0..steps {
+        if !world.wrong.is_empty() {
+            return;
+        }
+        world.step(true);
+    }
 }
 
 pub fn first_wrong(seed: u64) -> Option<String> {
@@ -39,7 +48,7 @@ pub fn first_wrong(seed: u64) -> Option<String> {
 #[test]
 fn no_fault_leads_to_wrong_bytes_or_a_thread_that_waits_for_ever() {
     let mut sum = RegionStats::default();
-    let (mut losses_seen, mut nodes_lost) = (0, 0);
+    let (mut losses_seen, mut nodes_lost, mut discarded) = (0, 0, 0);
     for seed in 0..SEEDS {
         let (wrong, world) = run(seed, FAULTS);
         assert!(wrong.is_empty(), "seed {seed}: {wrong:?}");
@@ -50,8 +59,10 @@ fn no_fault_leads_to_wrong_bytes_or_a_thread_that_waits_for_ever() {
         sum.first_writes += stats.first_writes;
         losses_seen += world.losses_seen;
         nodes_lost += world.nodes_lost;
+        discarded += world.discarded;
     }
-    println!("{sum:?}, {nodes_lost} nodes lost, {losses_seen} accesses to lost pages");
+    println!("{sum:?}, {nodes_lost} nodes lost, {losses_seen} accesses to lost pages, {discarded} pages discarded");
+    assert!(discarded > 10_000);
     assert!(sum.evicted_pages > 10_000 && sum.restored_pages > 100 && sum.prefetch_hits > 1000);
     assert!(sum.first_writes > 1000 && nodes_lost > SEEDS && losses_seen > 100);
 }
