@@ -335,6 +335,12 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         Step::new("caliper", clients::caliper),
         Step::new("soak", || soak(10.0, None, None)),
         Step::new("soak-store", || soak_store(5.0)),
+        Step::new("farmem-programs", || {
+            // With the test of the library, which programs preload, cargo builds it.
+            let which = ["--test", "program", "--test", "preload"];
+            let options = ["--", "--ignored", "farmem_programs::", "--test-threads=1"];
+            step::run(&mut tests(&[&which[..], &options[..]].concat()))
+        }),
         Step::new("simulation", || {
             let (seeds, twice) = (SEEDS_NIGHTLY.to_string(), SEEDS_TWICE_EVERY.to_string());
             simulator(&["--first", "0", "--seeds", &seeds, "--twice-every", &twice])

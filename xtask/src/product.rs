@@ -79,12 +79,12 @@ pub fn nightly() -> Result<(), String> {
     }
 }
 
-/// Builds the release, and the benchmarks beside it. Returns the program.
+/// Builds the release, with the benchmarks and the library for far heaps beside it. Returns the program.
 ///
 /// # Errors
 /// It does not build.
 pub fn build() -> Result<PathBuf, String> {
-    let packages = ["--package", "heddle", "--package", "heddle-bench"];
+    let packages = ["--package", "heddle", "--package", "heddle-bench", "--package", "heddle-farmem-preload"];
     run(Command::new("cargo").args(["build", "--release", "--locked"]).args(packages))?;
     Ok(released())
 }

@@ -28,6 +28,11 @@ impl CommandError {
         CommandError::new(format!("{}: {reason}", path.display()))
     }
 
+    /// A program that the command has run has failed, and has said why.
+    pub fn silent(code: u8) -> CommandError {
+        CommandError { code, message: None }
+    }
+
     /// The user pressed Ctrl-C; no message is needed.
     pub fn interrupted() -> CommandError {
         CommandError { code: exit::INTERRUPTED, message: None }

@@ -85,6 +85,7 @@ fn run(command: Command) -> Result<(), CommandError> {
             Command::Chaincode(cli::chaincode::ChaincodeCommand::Run(run)) => command::chaincode::run(&run).await,
             Command::Chaincode(cli::chaincode::ChaincodeCommand::New(new)) => command::chaincode::create(&new),
             Command::Kv(kv) => command::kv::run(&kv).await,
+            Command::Farmem(farmem) => command::farmem::run(&farmem).await,
             Command::Ledger(cli::ledger::LedgerCommand::Verify(verify)) => command::verify::run(&verify).await,
             Command::Ledger(cli::ledger::LedgerCommand::Replay(replay)) => command::replay::run(&replay).await,
             Command::Ledger(cli::ledger::LedgerCommand::Show(show)) => command::show::run(&show).await,

@@ -220,11 +220,12 @@ pub struct PeerMemoryArguments {
     pub json: bool,
 }
 
-const UNITS: [(&str, u32); 5] = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("", 0)];
+const UNITS: [(&str, u32); 9] =
+    [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("K", 10), ("M", 20), ("G", 30), ("T", 40), ("", 0)];
 
 /// Reads a number of bytes.
 pub(super) fn size(text: &str) -> Result<u64, String> {
-    let wrong = || "write bytes, or a whole number with KiB, MiB, GiB or TiB, such as 512MiB".to_owned();
+    let wrong = || "write bytes, or a whole number with KiB, MiB, GiB or TiB, such as 512MiB or 512M".to_owned();
     let (number, shift) = UNITS
         .iter()
         .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))
@@ -239,7 +240,9 @@ mod tests {
 
     #[test]
     fn sizes_are_bytes_or_have_a_binary_unit() {
-        for (text, bytes) in [("1", 1), ("512MiB", 512 << 20), ("2 GiB", 2 << 30), ("1KiB", 1024), ("1TiB", 1 << 40)] {
+        for (text, bytes) in
+            [("1", 1), ("512MiB", 512 << 20), ("2 GiB", 2 << 30), ("1KiB", 1024), ("1TiB", 1 << 40), ("3M", 3 << 20)]
+        {
             assert_eq!(size(text), Ok(bytes), "{text}");
         }
         for text in ["", "MiB", "-1", "1.5GiB", "512MB", "512mib", "0x10", "99999999999TiB", "1 2"] {

@@ -18,6 +18,7 @@ Examples:
   heddle chaincode new go assets     writes a chaincode; heddle chaincode run assets runs it
   heddle bench smallbank             measure this machine with a temporary network
   heddle kv up                       a replicated key-value store; then heddle kv put KEY VALUE
+  heddle farmem run -- python3 x.py  a program whose heap is larger than its memory
   heddle ledger verify               check every hash and signature of a stopped network
 
 Exit codes:
@@ -74,6 +75,9 @@ Example:
     /// Run a replicated key-value store, and use one
     #[command(subcommand)]
     Kv(super::kv::KvCommand),
+    /// Run a program whose heap is larger than its memory
+    #[command(subcommand)]
+    Farmem(super::farmem::FarMemoryCommand),
     /// Inspect the ledgers and check them
     #[command(subcommand)]
     Ledger(super::ledger::LedgerCommand),

@@ -13,6 +13,7 @@ mod definition;
 pub mod deny;
 pub mod down;
 pub mod elastic;
+pub mod farmem;
 pub mod isolate;
 pub mod kv;
 mod kv_isolate;

@@ -9,6 +9,8 @@ mod chaincodes;
 mod copies;
 mod disk;
 mod elastic;
+mod farmem;
+mod farmem_programs;
 mod hosts;
 mod isolate;
 mod kill;

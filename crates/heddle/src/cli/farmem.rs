@@ -1,0 +1,58 @@
+//! `heddle farmem`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::peer::size;
+
+#[derive(Subcommand, Debug)]
+pub enum FarMemoryCommand {
+    Run(FarMemoryRunArguments),
+}
+
+/// Run an unmodified program whose heap is larger than the memory that it may keep
+///
+/// What the program allocates (malloc, C++'s new, large anonymous mappings) lies in a far heap, of which at most
+/// --budget is resident. The other pages lie in a memory node, from which they come back when the program touches
+/// them, and below it in a file if there is a --storage folder. The library libheddle_farmem.so, which is preloaded,
+/// asks this command for them; the program itself has none of its connections.
+///
+/// The program's children have a far heap too, each with a budget of its own: those that it forks with the content of
+/// their parent's, those that execute another program with an empty one. Programs that are linked statically, or run
+/// with the rights of another user, have none. The command ends when the program and its children have, with the
+/// program's exit code.
+///
+/// It needs read and write access to /dev/userfaultfd, and the capability CAP_SYS_PTRACE if the program forks.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle farmem run --budget 256M -- redis-server --port 7000 --save ''
+  heddle farmem run --budget 1G --size 16G --storage /var/tmp/pages -- python3 analyse.py"
+)]
+pub struct FarMemoryRunArguments {
+    /// How much of each far heap may be resident
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
+    pub budget: u64,
+    /// The size of each far heap; beyond it allocations fail [default: budget, memory node and storage together]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// How much memory the memory node gives, in this process
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G")]
+    pub memory: u64,
+    /// A folder for the pages that the memory node has no room for
+    #[arg(long, value_name = "FOLDER")]
+    pub storage: Option<PathBuf>,
+    /// How much of the storage may be used
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "64G", requires = "storage")]
+    pub storage_size: u64,
+    /// When the program has ended, say how often it faulted, and what came from where
+    #[arg(long)]
+    pub stats: bool,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    pub program: Vec<OsString>,
+}

@@ -1,0 +1,184 @@
+//! `heddle farmem run`: a program with a far heap, and the memory node that has its pages.
+
+use std::ffi::OsStr;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::time::Duration;
+
+use base::Epoch;
+use base::rt::CancellationToken;
+use base::rt::disk::Directory;
+use farmem::{FileStorage, PAGE_BYTES, PoolStore, ProgramServer, ProgramServerConfig, StorageTier};
+use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig, SECTION_BYTES_DEFAULT};
+use rma::shm::ShmProvider;
+use rma::{HostConfig, NodeId, Provider as _, Token};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cli::farmem::{FarMemoryCommand, FarMemoryRunArguments};
+use crate::failure::CommandError;
+
+/// The library that programs preload.
+const LIBRARY: &str = "libheddle_farmem.so";
+/// Where else it may be than beside this program, seen from there: where packages install it, and where cargo leaves it.
+const LIBRARY_FOLDERS: [&str; 4] = [".", "../lib", "../lib/heddle", "deps"];
+/// How often it is checked whether children of the program live.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// The file of the storage.
+const STORAGE_FILE: &str = "farmem-pages";
+/// What shells return for a program that a signal has ended, less the signal's number.
+const SIGNAL_CODE: i32 = 128;
+
+pub async fn run(command: &FarMemoryCommand) -> Result<(), CommandError> {
+    match command {
+        FarMemoryCommand::Run(arguments) => run_program(arguments).await,
+    }
+}
+
+async fn run_program(arguments: &FarMemoryRunArguments) -> Result<(), CommandError> {
+    node::logging::start("warn").map_err(CommandError::new)?;
+    let library = find_library()?;
+    let (node, space) = open_pool(arguments.memory).await?;
+    let storage = open_storage(arguments).await?;
+    let stored = if arguments.storage.is_some() { arguments.storage_size } else { 0 };
+    let region_bytes =
+        arguments.size.unwrap_or(arguments.budget.saturating_add(arguments.memory).saturating_add(stored));
+    let pages = u32::try_from(region_bytes.div_ceil(PAGE_BYTES as u64)).unwrap_or(u32::MAX);
+    let store = PoolStore::new(space.clone(), pages, storage).map_err(CommandError::new)?;
+    let config = ProgramServerConfig { region_bytes, budget_bytes: arguments.budget, store };
+    let server = ProgramServer::start(config).map_err(CommandError::new)?;
+    let status = supervise(arguments, &library, &server).await?;
+    drop(server);
+    space.close().await;
+    node.stop().await;
+    match status.code().unwrap_or_else(|| SIGNAL_CODE + status.signal().unwrap_or_default()) {
+        0 => Ok(()),
+        code => Err(CommandError::silent(u8::try_from(code).unwrap_or(u8::MAX))),
+    }
+}
+
+/// Runs the program, and waits for it and its children.
+async fn supervise(
+    arguments: &FarMemoryRunArguments,
+    library: &Path,
+    server: &ProgramServer,
+) -> Result<ExitStatus, CommandError> {
+    // A terminal sends it to the program too, whose matter it is. Others send only this process a signal.
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::new)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(CommandError::new)?;
+    let child = start(arguments, library, server)?;
+    let number = child.id().cast_signed();
+    let mut ended = tokio::task::spawn_blocking(move || wait(child));
+    let status = loop {
+        tokio::select! {
+            status = &mut ended => break status.map_err(CommandError::new)?.map_err(CommandError::new)?,
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => terminate_process(number),
+        }
+    };
+    if server.connected() == 0 {
+        eprintln!(
+            "heddle: {} had no far heap: is it linked statically, or does it run as another user?",
+            Path::new(&arguments.program[0]).display()
+        );
+    }
+    while !server.is_idle() {
+        tokio::select! {
+            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break,
+            () = tokio::time::sleep(LOOK_AGAIN) => {}
+        }
+    }
+    if arguments.stats {
+        print_stats(server);
+    }
+    Ok(status)
+}
+
+#[allow(clippy::needless_pass_by_value)] // It ends here.
+fn wait(mut child: Child) -> std::io::Result<ExitStatus> {
+    child.wait()
+}
+
+fn start(arguments: &FarMemoryRunArguments, library: &Path, server: &ProgramServer) -> Result<Child, CommandError> {
+    let [program, rest @ ..] = &arguments.program[..] else {
+        return Err(CommandError::new("name a program"));
+    };
+    // What the user preloads comes first, and calls the library's functions.
+    let preloaded = match std::env::var_os("LD_PRELOAD") {
+        Some(others) if !others.is_empty() => [others.as_os_str(), library.as_os_str()].join(OsStr::new(":")),
+        _ => library.as_os_str().to_owned(),
+    };
+    let child = Command::new(program).args(rest).env("LD_PRELOAD", preloaded).envs(server.variables()).spawn();
+    child.map_err(|error| CommandError::about(Path::new(program), error))
+}
+
+fn terminate_process(number: i32) {
+    if let Some(process) = rustix::process::Pid::from_raw(number) {
+        // It may have ended.
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+    }
+}
+
+fn find_library() -> Result<PathBuf, CommandError> {
+    let program = std::env::current_exe().map_err(CommandError::new)?;
+    let folder = program.parent().unwrap_or(Path::new("."));
+    let places = LIBRARY_FOLDERS.map(|place| folder.join(place).join(LIBRARY));
+    let found = places.iter().find_map(|place| place.canonicalize().ok());
+    found.ok_or_else(|| {
+        let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+        CommandError::new(format!(
+            "the library {LIBRARY} is missing; build it with `cargo build --release --package heddle-farmem-preload`, or put \
+             it at one of {}",
+            places.join(", ")
+        ))
+    })
+}
+
+/// A memory node in this process, and its memory.
+async fn open_pool(bytes: u64) -> Result<(Arc<MemoryNode>, AddressSpace), CommandError> {
+    let mut secret = [0; 32];
+    base::rt::fill_random(&mut secret);
+    let token = Token::new(secret);
+    let provider = Arc::new(ShmProvider::default());
+    let known = token.clone();
+    let config = HostConfig { node: NodeId(0), tokens: Arc::new(move |_| Some(known.clone())) };
+    let host = provider.host("local:", config).await.map_err(CommandError::new)?;
+    let section_bytes = SECTION_BYTES_DEFAULT;
+    let budget_bytes = bytes.next_multiple_of(section_bytes);
+    let stop = CancellationToken::new();
+    let node = MemoryNode::start(MemoryNodeConfig { host, budget_bytes, section_bytes, stop }).await;
+    let node = node.map_err(CommandError::new)?;
+    let donors = vec![Donor { address: node.address(), token }];
+    let (owner, epoch) = ("farmem".to_owned(), Epoch(1));
+    let config = AddressSpaceConfig { owner, epoch, provider, donors, section_bytes, budget_bytes };
+    Ok((node, AddressSpace::open(config).await.map_err(CommandError::new)?))
+}
+
+async fn open_storage(arguments: &FarMemoryRunArguments) -> Result<Option<Arc<dyn StorageTier>>, CommandError> {
+    let Some(folder) = &arguments.storage else { return Ok(None) };
+    let about = |error: std::io::Error| CommandError::about(folder, error);
+    std::fs::create_dir_all(folder).map_err(about)?;
+    let directory = Directory::open(folder).await.map_err(about)?;
+    let storage = FileStorage::create(&directory, STORAGE_FILE).map_err(about)?;
+    // It ends with this process, which has it open.
+    std::fs::remove_file(folder.join(STORAGE_FILE)).map_err(about)?;
+    Ok(Some(Arc::new(storage)))
+}
+
+fn print_stats(server: &ProgramServer) {
+    let stats = server.totals();
+    eprintln!("heddle: {} faults of {} programs:", stats.faults, server.connected());
+    for (count, what) in [
+        (stats.zero_pages, "pages were new"),
+        (stats.fills, "pages came from the memory node because the program needed them"),
+        (stats.prefetched_pages, "pages came ahead of a stream"),
+        (stats.first_writes, "pages were written for the first time since they came"),
+        (stats.evicted_pages, "pages left"),
+        (stats.written_pages, "pages of these were written back"),
+        (stats.lost_pages, "pages were lost"),
+    ] {
+        eprintln!("{count:>16} {what}");
+    }
+}
