@@ -41,7 +41,7 @@ pub struct Memory {
     pub region: u64,
     /// Address of the doorbell: one page.
     pub doorbell: u64,
-    /// Address of the eviction buffer: [`BUFFER_PAGES`].
+    /// Address of the eviction buffer: [`BUFFER_PAGES`](crate::BUFFER_PAGES).
     pub buffer: u64,
 }
 

@@ -202,7 +202,7 @@ impl Agent {
     /// share it, or the program may not write it. A range with different protections is moved page by page, since one call works
     /// within one mapping.
     fn move_pages(&self, target: usize, source: usize, bytes: usize, done: &mut usize) -> Result<(), Errno> {
-        let mut step = bytes;
+        let (mut step, mut has_emptied) = (bytes, false);
         while *done < bytes {
             let length = step.min(bytes - *done);
             // SAFETY: the buffer is the agent's, and absent from `done` on.
@@ -211,6 +211,13 @@ impl Agent {
                 Ok(0) => pause(BUSY_PAUSE_MICROSECONDS),
                 Ok(moved) => *done += moved,
                 Err(Errno(libc::EINVAL)) if length > PAGE_BYTES => step = PAGE_BYTES,
+                Err(Errno(libc::EEXIST)) if !has_emptied => {
+                    // Of this command nothing is there yet, and what earlier ones moved was copied. Had the kernel moved a page and not
+                    // said so, the next call would fail, since the page would be nowhere.
+                    has_emptied = true;
+                    // SAFETY: the buffer is the agent's, and holds nothing from `done` on that is needed.
+                    unsafe { advise(target + *done, bytes - *done, libc::MADV_DONTNEED) }?;
+                }
                 Err(Errno(libc::EBUSY | libc::EINVAL)) => return Ok(()),
                 Err(error) => return Err(error),
             }

@@ -19,12 +19,14 @@
 //!    the child, and the table and the store are copied ([`RegionTable::fork`](crate::table::RegionTable::fork),
 //!    [`PoolStore::fork`](crate::PoolStore::fork)). From then on the child is served like any program, by its own threads.
 //! 4. A page that parent and child share in memory cannot be moved. It is made the program's own first, which copies it.
-//! 5. A child that was forked without notice has no far memory: each access to it is an error ([`orphan`]).
+//! 5. A child that was forked without notice, or that cannot be served, has no far memory: each access to an absent page is an
+//!    error ([`orphan`]).
 //! 6. When a program ends, its connection does; its threads end, and its store forgets its pages.
 //!
 //! Invariants:
-//! * No userfaultfd of a living program is closed: it would read zeros. A program whose faults cannot be served is killed
-//!   before. When this process ends, each agent ends its program.
+//! * No userfaultfd is closed while a process uses the memory: it would read zeros. A program whose faults cannot be served is
+//!   killed, and until it has ended each access is an error. When this process ends, each agent ends its program; a child that
+//!   has no agent yet, or never will, is the exception.
 //! * What a program writes to the memory that both share harms nobody else: numbers are checked, and bytes are copied once.
 //! * The copy of table and store for a child is made after the fork is reported, and before any fault of another thread, any
 //!   eviction or any discard.

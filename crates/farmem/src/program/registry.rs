@@ -122,7 +122,9 @@ impl Registry {
     pub(super) fn take_child(&self, fork: u64) -> Option<Arc<Served>> {
         let start = rt::now();
         loop {
-            match self.children().remove(&fork) {
+            // The lock is free during the pause: who inserts the child needs it.
+            let found = self.children().remove(&fork);
+            match found {
                 Some(served) => return Some(served),
                 None if start.elapsed() > CHILD_WAIT => return None,
                 None => pause(Duration::from_millis(1)),
