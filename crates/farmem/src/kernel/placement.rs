@@ -59,7 +59,9 @@ impl HandlerPlacement {
 
 /// The processor on which a thread, of this or another process, ran last.
 fn processor_of(thread: u32) -> Option<usize> {
-    let stat = fs::read_to_string(format!("/proc/{thread}/stat")).ok()?;
+    // The kernel sums up all threads of a process for the second file.
+    let of_own = fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+    let stat = of_own.or_else(|_| fs::read_to_string(format!("/proc/{thread}/stat"))).ok()?;
     // The name, in brackets, may contain spaces. The processor is field 39; behind the name is field 3.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(36)?.parse().ok()
