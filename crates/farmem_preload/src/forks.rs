@@ -109,7 +109,7 @@ unsafe extern "C" fn after_in_child() {
 fn is_allowed() -> bool {
     let is_allowed = FAR_HEAP.reservation().is_none() || FAR_HEAP.can_fork();
     if !is_allowed {
-        print(&["this program has a far heap and cannot fork: the server cannot serve children"]);
+        print(&["this program has a far heap and cannot fork: for that `heddle` needs the capability CAP_SYS_PTRACE"]);
         set_errno(Errno(libc::EAGAIN));
     }
     is_allowed
