@@ -36,7 +36,7 @@ base::mutants! {
         ForkForgetsLost,
         /// A frame is free as soon as one of the stores that share it needs it no more.
         FreeSharedFrame,
-        /// A group gets a slot of its own without the pages that storage alone has.
+        /// When a group gets a new slot, the pages that storage alone has are not copied to it.
         LeaveStoredPages,
     }
 }

@@ -153,7 +153,7 @@ impl fmt::Debug for Region {
     }
 }
 
-/// How many pages a region of so many bytes has, and its table.
+/// The number of pages of a region, and its page table.
 ///
 /// # Errors
 /// [`Error::Config`].

@@ -122,7 +122,7 @@ const POISON: libc::Ioctl = request(3, size_of::<RangeRequest>(), 0x08);
 pub(crate) enum UserEvent {
     /// A thread waits for a page.
     Fault(PageFault),
-    /// The process has forked. The child's faults are reported to a userfaultfd of its own.
+    /// The process has forked. The userfaultfd reports the child's faults.
     Forked(UserFaults),
 }
 

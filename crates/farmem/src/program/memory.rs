@@ -175,8 +175,13 @@ impl ProgramMemory {
             drop(table);
             self.give_up_fork(core);
             core.ask_for_room();
-            let waited = locked(&self.fork_waits).get_or_insert_with(rt::now).elapsed();
-            return if waited > FORK_WAIT { reply::REFUSED } else { reply::BUSY };
+            let mut since = locked(&self.fork_waits);
+            if since.get_or_insert_with(rt::now).elapsed() <= FORK_WAIT {
+                return reply::BUSY;
+            }
+            // The next fork waits as long.
+            *since = None;
+            return reply::REFUSED;
         }
         *locked(&self.fork_waits) = None;
         let number = server.next_fork();

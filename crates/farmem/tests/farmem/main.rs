@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, reason = "files of tests need not outlive a loss of power")]
 
 mod allocators;
+mod draws;
 mod faulty_storage;
 mod many_stores;
 mod memory_store;

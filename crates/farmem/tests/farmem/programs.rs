@@ -10,9 +10,10 @@ use std::time::Duration;
 use base::rt::simulation::{Prng, Sim};
 use base::rt::{self, Task};
 use base::{Bytes, BytesMut};
-use farmem::{GROUP_PAGES, PAGE_BYTES, PageNumber, PageRange, PageStore as _, PoolStore, StoreError, StoreUsage};
+use farmem::{PAGE_BYTES, PageNumber, PageRange, PageStore as _, PoolStore, StoreError, StoreUsage};
 use futures_util::future::join;
 
+use crate::draws::{draw_range, draw_written};
 use crate::faulty_storage;
 use crate::stores::{ATTEMPTS, DONORS, content};
 
@@ -140,7 +141,7 @@ impl Program {
     }
 
     async fn write(&mut self) {
-        let (range, version) = (self.draw_range(40), self.next_version());
+        let (range, version) = (draw_range(&mut self.rng, PAGES, 40), self.next_version());
         let bytes = self.bytes(range, version);
         let mut why = String::new();
         for _ in 0..ATTEMPTS {
@@ -170,7 +171,7 @@ impl Program {
     }
 
     async fn read_some(&mut self) {
-        if let Some(range) = self.draw_written() {
+        if let Some(range) = draw_written(&mut self.rng, &self.model) {
             self.read(range).await;
         }
     }
@@ -222,7 +223,7 @@ impl Program {
     }
 
     fn discard(&mut self) {
-        let range = self.draw_range(40);
+        let range = draw_range(&mut self.rng, PAGES, 40);
         self.store.discard(range);
         self.forget(range);
     }
@@ -233,7 +234,7 @@ impl Program {
             return;
         }
         let model = self.model.clone();
-        let child = match self.draw_written() {
+        let child = match draw_written(&mut self.rng, &self.model) {
             Some(range) if self.rng.one_in(2) => {
                 let wait = Duration::from_micros(self.rng.below(1500));
                 let read = self.store.read(range, BytesMut::new());
@@ -260,7 +261,7 @@ impl Program {
     async fn cancel(&mut self) {
         let patience = Duration::from_micros(self.rng.below(3000));
         if self.rng.one_in(2) {
-            if let Some(range) = self.draw_written() {
+            if let Some(range) = draw_written(&mut self.rng, &self.model) {
                 let _ = rt::timeout(patience, self.store.read(range, BytesMut::new())).await;
             }
             return;
@@ -272,7 +273,7 @@ impl Program {
             }
             report.cancelled += 1;
         }
-        let (range, version) = (self.draw_range(40), self.next_version());
+        let (range, version) = (draw_range(&mut self.rng, PAGES, 40), self.next_version());
         let bytes = self.bytes(range, version);
         self.forget(range);
         if let Ok(Ok(())) = rt::timeout(patience, self.store.write(range, bytes)).await {
@@ -290,21 +291,6 @@ impl Program {
 
     fn forget(&mut self, range: PageRange) {
         self.model.retain(|page, _| !range.contains(PageRange::of(*page)));
-    }
-
-    fn draw_range(&mut self, pages_max: u64) -> PageRange {
-        let first = self.rng.below(u64::from(PAGES)) as u32;
-        let pages = (1 + self.rng.below(pages_max) as u32).min(PAGES - first);
-        PageRange { first: PageNumber(first), pages }
-    }
-
-    /// A range within one group, all of whose pages were written.
-    fn draw_written(&mut self) -> Option<PageRange> {
-        let written = self.model.len();
-        let first = *self.model.keys().nth(self.rng.index(written.max(1)))?;
-        let most = GROUP_PAGES - first.0 % GROUP_PAGES;
-        let pages = (1..=most).take_while(|pages| self.model.contains_key(&PageNumber(first.0 + pages - 1))).count();
-        Some(PageRange { first, pages: 1 + self.rng.below(pages as u64) as u32 })
     }
 }
 

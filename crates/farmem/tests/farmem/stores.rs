@@ -16,6 +16,8 @@ use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig
 use rma::sim::SimProvider;
 use rma::{HostConfig, NodeId, Provider as _, Token};
 
+use crate::draws::{draw_range, draw_written};
+
 const TOKEN: Token = Token::new([7; 32]);
 pub const DONORS: [&str; 3] = ["d0", "d1", "d2"];
 pub const SECTION: u64 = 128 << 10;
@@ -126,21 +128,6 @@ impl Run {
             self.model.remove(&page);
         }
     }
-
-    fn draw_range(&mut self, pages_max: u64) -> PageRange {
-        let first = self.rng.below(u64::from(PAGES)) as u32;
-        let pages = (1 + self.rng.below(pages_max) as u32).min(PAGES - first);
-        PageRange { first: PageNumber(first), pages }
-    }
-
-    /// A range within one group, all of whose pages were written.
-    fn draw_written(&mut self) -> Option<PageRange> {
-        let written = self.model.len();
-        let first = *self.model.keys().nth(self.rng.index(written.max(1)))?;
-        let most = GROUP_PAGES - first.0 % GROUP_PAGES;
-        let pages = (1..=most).take_while(|pages| self.model.contains_key(&PageNumber(first.0 + pages - 1))).count();
-        Some(PageRange { first, pages: 1 + self.rng.below(pages as u64) as u32 })
-    }
 }
 
 pub async fn open(provider: &SimProvider) -> AddressSpace {
@@ -173,16 +160,16 @@ async fn run_store(sim: Sim, with_storage: bool, with_crashes: bool) -> Run {
     for _ in 0..OPERATIONS {
         match run.rng.below(100) {
             0..45 => {
-                let range = run.draw_range(40);
+                let range = draw_range(&mut run.rng, PAGES, 40);
                 run.write(range).await;
             }
             45..98 => {
-                if let Some(range) = run.draw_written() {
+                if let Some(range) = draw_written(&mut run.rng, &run.model) {
                     run.read(range).await;
                 }
             }
             98 => {
-                let range = run.draw_range(20);
+                let range = draw_range(&mut run.rng, PAGES, 20);
                 run.store.discard(range);
                 run.forget(range);
             }

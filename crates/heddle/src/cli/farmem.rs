@@ -46,7 +46,7 @@ pub struct FarMemoryRunArguments {
     /// A folder for the pages that the memory node has no room for
     #[arg(long, value_name = "FOLDER")]
     pub storage: Option<PathBuf>,
-    /// How much of the storage may be used
+    /// How much larger each far heap is because of the storage; no limit of the file
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "64G", requires = "storage")]
     pub storage_size: u64,
     /// When the program has ended, say how often it faulted, and what came from where
