@@ -1,6 +1,6 @@
 //! The caller's side: its resident pages are a cache of pool memory. The protocol is at the head of the crate.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ struct Wait {
     pause: Duration,
     /// When to ask again, after a lost tie; `None` while the request is on its way.
     retry_at: Option<Duration>,
+    /// Whether the program has dropped the page since it was asked for: the grant is older than what the caller has.
+    is_overtaken: bool,
 }
 
 /// The state of the caller's side. Times are since any fixed moment.
@@ -45,6 +47,8 @@ pub struct CallerSide {
     stale: RunMap<()>,
     /// Faults that the executor has to serve: at most one for each thread.
     waits: BTreeMap<PageNumber, Wait>,
+    /// Pages whose bytes are on their way after a pull, in order, and whether the program has dropped the page since.
+    pulls: VecDeque<(PageNumber, bool)>,
 }
 
 impl CallerSide {
@@ -59,7 +63,16 @@ impl CallerSide {
             twins: RunMap::default(),
             stale: RunMap::default(),
             waits: BTreeMap::new(),
+            pulls: VecDeque::new(),
         }
+    }
+
+    /// A caller that has all pages, and of whose pages the pool has none: a process before its first call.
+    pub fn owning_all(settings: CoherenceSettings) -> CallerSide {
+        let mut caller = CallerSide::new(settings);
+        caller.rights.insert(0..PAGE_NUMBERS, Right::Write);
+        caller.dirty.insert(0..PAGE_NUMBERS, ());
+        caller
     }
 
     /// What the caller may do with a page without asking.
@@ -109,7 +122,9 @@ impl CallerSide {
             return Err(CoherenceError::WrongCall(call));
         }
         let mut listed = self.rights.clone();
-        let outstanding = self.waits.iter().filter(|(_, wait)| wait.retry_at.is_none());
+        // A right that was asked for before the page was dropped is the executor's again when this message arrives.
+        let is_ahead = |wait: &Wait| wait.retry_at.is_none() && (!wait.is_overtaken || mutant(Mutant::ListOvertaken));
+        let outstanding = self.waits.iter().filter(|(_, wait)| is_ahead(wait));
         for (page, wait) in outstanding.filter(|_| !mutant(Mutant::OmitOutstanding)) {
             listed.set(*page, wait.access.right());
         }
@@ -161,7 +176,7 @@ impl CallerSide {
             self.map(page, access, out);
         } else {
             let holds = right == Right::Read && !self.stale.contains(page);
-            self.waits.insert(page, Wait { access, pause, retry_at: None });
+            self.waits.insert(page, Wait { access, pause, retry_at: None, is_overtaken: false });
             out.push(Output::Send(ToExecutor::Fetch { page, access, holds }));
         }
     }
@@ -252,6 +267,33 @@ impl CallerSide {
         }
     }
 
+    /// The program dropped the contents of pages, or unmapped them. They read as zeros from now on, for both sides, and the caller
+    /// has them. The shim has none of the pages mapped any more, and no twin of them; threads that wait for one are woken when its grant comes.
+    ///
+    /// In the default mode nobody else has a page that is dirty here, so the shim need not report that the program dropped it.
+    pub fn discard(&mut self, pages: Range<u64>, out: &mut Vec<CallerOutput>) {
+        let pages = pages.start..pages.end.min(PAGE_NUMBERS);
+        if pages.is_empty() {
+            return;
+        }
+        let twins = self.twins.runs_in(pages.clone()).flat_map(|(run, ())| run);
+        out.extend(twins.map(|page| Output::DropTwin(PageNumber(page))));
+        self.twins.remove(pages.clone());
+        self.stale.remove(pages.clone());
+        self.rights.insert(pages.clone(), Right::Write);
+        match self.mode {
+            // Both sides have zeros, and each may write the page: what they write has to merge.
+            Some(CoherenceMode::Off) => self.dirty.remove(pages.clone()),
+            _ => self.dirty.insert(pages.clone(), ()),
+        }
+        let waits = self.waits.range_mut(PageNumber(pages.start)..PageNumber(pages.end));
+        waits.for_each(|(_, wait)| wait.is_overtaken = true);
+        let pulls = self.pulls.iter_mut().filter(|(page, _)| pages.contains(&page.0));
+        pulls.for_each(|(_, is_overtaken)| *is_overtaken = true);
+        let (first, count) = (PageNumber(pages.start), pages.end - pages.start);
+        out.push(Output::Send(ToExecutor::Discard { first, count }));
+    }
+
     /// A synchronisation point of the caller for `bytes` bytes from `address` (section 4.2), before or during a call. What it wrote
     /// there is home before anything that it sends later, and it drops copies that are older than what the executor has announced.
     /// With coherence off it sends exactly the bytes of the range; otherwise it sends the pages that the range touches.
@@ -288,6 +330,7 @@ impl CallerSide {
         let (pages, end) = page_range(address, bytes);
         let mut resident = self.rights.runs_in(pages).flat_map(|(pages, _)| pages).map(PageNumber);
         for page in resident.by_ref().take(SYNC_PAGES_MAX) {
+            self.pulls.push_back((page, false));
             out.push(Output::Send(ToExecutor::Pull(part_of(page, address, end))));
         }
         resident.next().map(|page| page.0 * PAGE_BYTES)
@@ -334,7 +377,11 @@ impl CallerSide {
                 self.note_written(&written);
             }
             ToCaller::Pulled(range) => {
-                if self.right(range.page) != Right::None {
+                let Some(&(_, is_overtaken)) = self.pulls.front().filter(|(page, _)| *page == range.page) else {
+                    return Err(CoherenceError::Protocol("it sent bytes that were not asked for"));
+                };
+                self.pulls.pop_front();
+                if self.right(range.page) != Right::None && (!is_overtaken || mutant(Mutant::InstallDiscarded)) {
                     out.push(Output::Install(range.page));
                 }
             }
@@ -349,9 +396,14 @@ impl CallerSide {
         payload: Payload,
         out: &mut Vec<CallerOutput>,
     ) -> Result<(), CoherenceError> {
-        let wait = self.waits.get(&page);
-        if wait.is_none_or(|wait| wait.access != access || wait.retry_at.is_some()) {
+        let asked = |wait: &&Wait| wait.access == access && wait.retry_at.is_none();
+        let Some(wait) = self.waits.get(&page).filter(asked).cloned() else {
             return Err(CoherenceError::Protocol("it granted a page that was not asked for"));
+        };
+        if wait.is_overtaken && !mutant(Mutant::InstallDiscarded) {
+            self.waits.remove(&page);
+            self.resolve(page, access, wait.pause, out);
+            return Ok(());
         }
         if payload == Payload::None && self.right(page) == Right::None {
             return Err(CoherenceError::Protocol("it granted a page without contents"));
@@ -449,12 +501,13 @@ impl CallerSide {
         }
     }
 
-    /// The executor, or the connection to it, is lost. `unconfirmed` are the pages whose contents the caller sent home in
+    /// The executor, or the connection to it, is lost. `unconfirmed` are the pages whose contents the caller sent home, or that it discarded, in
     /// messages that the transport has not confirmed. The calls are over: of each it is unknown what it did. Threads that wait for
     /// a page get none.
     pub fn lost(&mut self, unconfirmed: &RunMap<()>) -> Loss {
         let calls: Vec<CallId> = std::mem::take(&mut self.calls).into_keys().collect();
         self.waits.clear();
+        self.pulls.clear();
         let mode = self.mode.take().unwrap_or_default();
         let mut good = RunMap::default();
         for (pages, right) in self.rights.runs() {
@@ -476,9 +529,12 @@ impl CallerSide {
             self.twins.runs().for_each(|(twins, ())| good.remove(twins));
         }
         // What was sent and is still here is sent again.
-        for page in unconfirmed.pages().filter(|page| self.right(*page) != Right::None).collect::<Vec<_>>() {
-            self.rights.set(page, Right::Write);
-            self.dirty.set(page, ());
+        for (pages, ()) in unconfirmed.runs() {
+            let here: Vec<Range<u64>> = self.rights.runs_in(pages).map(|(run, _)| run).collect();
+            for run in here {
+                self.rights.insert(run.clone(), Right::Write);
+                self.dirty.insert(run, ());
+            }
         }
         self.stale = RunMap::default();
         self.twins = RunMap::default();

@@ -1,5 +1,7 @@
 //! The temporary table of the executor, while calls run: the executor's rights and what it wrote.
 
+use std::ops::Range;
+
 use crate::fault::{Mutant, mutant};
 use crate::mode::CoherenceMode;
 use crate::page::{PageNumber, Right};
@@ -72,6 +74,16 @@ impl Context {
             }
             is_right(at, pages.end)
         })
+    }
+
+    /// The caller has dropped the contents of pages, and has them now.
+    pub(crate) fn discard(&mut self, pages: Range<u64>) {
+        for set in [&mut self.dirty, &mut self.stale, &mut self.unannounced, &mut self.written] {
+            set.remove(pages.clone());
+        }
+        if self.mode != CoherenceMode::Off {
+            self.limits.insert(pages, Right::None);
+        }
     }
 
     /// A page was written.

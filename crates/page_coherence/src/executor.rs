@@ -2,6 +2,7 @@
 //! the head of the crate.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use crate::context::Context;
@@ -86,6 +87,11 @@ impl ExecutorSide {
     /// Whether a request for the page is on its way.
     pub fn has_request(&self, page: PageNumber) -> bool {
         self.requests.get(&page).is_some_and(|request| request.retry_at.is_none())
+    }
+
+    /// The pages for which a request is on its way.
+    pub fn requested(&self) -> impl Iterator<Item = PageNumber> + '_ {
+        self.requests.iter().filter(|(_, request)| request.retry_at.is_none()).map(|(page, _)| *page)
     }
 
     /// Whether the page is on its way from the caller or from storage.
@@ -297,6 +303,10 @@ impl ExecutorSide {
                 self.came_home(page, left, payload, out);
                 Ok(())
             }
+            ToExecutor::Discard { first, count } => {
+                self.discarded(first.0..first.0.saturating_add(count), out);
+                Ok(())
+            }
             ToExecutor::Push(_) | ToExecutor::Pull(_)
                 if self.context.as_ref().is_some_and(|context| context.mode != CoherenceMode::Off) =>
             {
@@ -313,6 +323,24 @@ impl ExecutorSide {
                 out.push(Output::Send(ToCaller::Pulled(range)));
                 Ok(())
             }
+        }
+    }
+
+    /// The caller has these pages now, as zeros. A request for one that is on its way is answered as any other.
+    fn discarded(&mut self, pages: Range<u64>, out: &mut Vec<ExecutorOutput>) {
+        self.present.remove(pages.clone());
+        self.dirty.remove(pages.clone());
+        if let Some(context) = self.context.as_mut().filter(|_| !mutant(Mutant::KeepDiscarded)) {
+            context.discard(pages.clone());
+        }
+        out.push(Output::Drop(pages.clone()));
+        let loading = self.loads.range(PageNumber(pages.start)..PageNumber(pages.end));
+        for page in loading.map(|(page, _)| *page).collect::<Vec<_>>() {
+            let load = self.loads.remove(&page);
+            if let Some(access) = load.and_then(|load| load.fetch) {
+                out.push(Output::Send(ToCaller::Grant { page, access, payload: Payload::None }));
+            }
+            out.push(Output::Wake(page));
         }
     }
 

@@ -32,6 +32,12 @@ base::mutants! {
         ForgetFetch,
         /// A reply does not say which pages the function wrote.
         ReplyUnnoticed,
+        /// The executor keeps its right to pages that the program has dropped.
+        KeepDiscarded,
+        /// The caller installs the old contents of a page that the program has dropped meanwhile.
+        InstallDiscarded,
+        /// The list of resident pages has the right that was asked for before the program dropped the page.
+        ListOvertaken,
         /// A running call is removed when the caller cancels it.
         CancelRunning,
     }

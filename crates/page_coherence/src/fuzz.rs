@@ -33,6 +33,7 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         (ToExecutor::Fetch { page, access: Access::Write, holds: true }, Vec::new()),
         (ToExecutor::Home { page, left: Right::Write, payload: Payload::Diff }, difference),
         (ToExecutor::Answer { page, left: Right::Read, payload: Payload::Page }, body.clone()),
+        (ToExecutor::Discard { first: page, count: 300 }, Vec::new()),
         (ToExecutor::Push(range), vec![1; 6]),
         (ToExecutor::Pull(range), Vec::new()),
     ];

@@ -50,7 +50,7 @@
 //!
 //! A side has a **right** to a page: none, to read, or to write. The executor's right is an entry of its temporary table; the full table
 //! of the pool says only whether the page is in pool memory or in storage. The default mode is described;
-//! [`CoherenceMode`] says what the weaker modes guarantee, and step 14 how.
+//! [`CoherenceMode`] says what the weaker modes guarantee, and step 15 how.
 //!
 //! Outside of calls:
 //! 1. The caller is alone. A fault on a page that is not resident fetches it from the pool, which loads it from storage if need
@@ -84,15 +84,19 @@
 //! 10. Evicting a page from pool memory stores it if the temporary or the full table says that it is dirty. Rights stay as they are.
 //!     A page that is taken from the executor, or shared, hands its dirty bit to the full table.
 //! 11. `syncmem` sends dirty pages of a range home, and the caller keeps the right to read them.
+//! 12. When the program drops pages (`munmap`, `MADV_DONTNEED`), the caller has them from then on, as zeros, and sends *discard*. The executor
+//!     gives up its right, its copy and the contents in storage. It ends a load of such a page, and grants a fetch that waits for the
+//!     load without contents. A fetch or a pull that the caller sent before the discard is **overtaken**: the caller ignores the contents that
+//!     it brings, and a call does not list it.
 //!
 //! Ending:
-//! 12. When a function ends, the executor sends *reply*. With the last call the temporary table ends, and its dirty bits are merged
+//! 13. When a function ends, the executor sends *reply*. With the last call the temporary table ends, and its dirty bits are merged
 //!     into the full table. Nothing else is sent, and no page moves.
-//! 13. `try_cancel` removes a call from the queue; a running one is not cancelled. A killed function's reply lists the pages that it, or a
+//! 14. `try_cancel` removes a call from the queue; a running one is not cancelled. A killed function's reply lists the pages that it, or a
 //!     function beside it, wrote.
 //!
 //! Weaker modes:
-//! 14. * Partial store order: a request or fetch to write downgrades the other side to read. Its copy is **stale** from then on; it is
+//! 15. * Partial store order: a request or fetch to write downgrades the other side to read. Its copy is **stale** from then on; it is
 //!       dropped at the side's next synchronisation point.
 //!     * Weak ordering: a request or fetch takes no right away. The caller's first write to a page makes a **twin**; home go the bytes that
 //!       differ ([`diff()`]). The executor writes pool memory itself and needs none. At its synchronisation points it sends the list of
@@ -101,12 +105,12 @@
 //!       sends ranges of bytes, `pull` fetches them.
 //!
 //! Losses:
-//! 15. A caller that loses its executor learns which pages may be torn, and which are good ([`Loss`]).
-//! 16. An executor that loses its caller ends its functions and drops the context.
+//! 16. A caller that loses its executor learns which pages may be torn, and which are good ([`Loss`]).
+//! 17. An executor that loses its caller ends its functions and drops the context.
 //!
 //! Invariants, which `tests/coherence` checks after each step:
 //! 1. One side has a page mapped writable and the other has it not mapped, or none has it mapped writable. With partial store
-//!    order, at most one side has it mapped writable.
+//!    order, at most one side has it mapped writable. While a discard is on its way, the executor may still access the old page.
 //! 2. While calls run and nothing about a page is on its way, the rights of (caller, executor) are (none, any), (read, read) or (write,
 //!    none). (Read, none) does not exist.
 //! 3. A page is mapped only with the right to it, and writable only while it is dirty.
@@ -121,6 +125,7 @@
 //! | fetch | to executor | a fault that the caller cannot serve | step 4 |
 //! | home | to executor | an eviction, a `syncmem` | takes the contents, raises its right |
 //! | answer | to executor | after a request | takes the contents, raises its right, wakes its threads |
+//! | discard | to executor | the program drops pages | step 12 |
 //! | push, pull | to executor | coherence is off | takes, or sends, the bytes of a range |
 //! | grant | to caller | after a fetch | takes the contents, raises its right, wakes its threads |
 //! | request | to caller | a fault on a page that the caller may have | step 5 |
@@ -148,7 +153,7 @@
 //! * What each mode guarantees is stated at [`CoherenceMode`].
 //! * A call costs two messages, its own and the reply, beside those for pages that both sides use, whatever is resident. Making its list and its
 //!   table takes time by runs of pages, not by pages.
-//! * State is bounded by the fragmentation of resident and dirty pages, by threads, and by [`CoherenceSettings`].
+//! * State is bounded by the fragmentation of resident and dirty pages, by threads, by pulls on their way, and by [`CoherenceSettings`].
 //! * A message that the protocol does not allow is an error and changes nothing.
 //!
 //! # What it needs around it

@@ -77,6 +77,13 @@ pub enum ToExecutor {
         /// The contents, if pool memory does not have them.
         payload: Payload,
     },
+    /// The caller's program dropped the contents of pages: they read as zeros from now on, and the caller has them.
+    Discard {
+        /// The first page.
+        first: PageNumber,
+        /// How many: at least one.
+        count: u64,
+    },
     /// With coherence off: bytes that the caller has written.
     Push(PageBytes),
     /// With coherence off: the caller asks for bytes.
@@ -131,6 +138,7 @@ const HOME: u8 = 4;
 const ANSWER: u8 = 5;
 const PUSH: u8 = 6;
 const PULL: u8 = 7;
+const DISCARD: u8 = 8;
 const GRANT: u8 = 0x81;
 const REQUEST: u8 = 0x82;
 const REPLY: u8 = 0x83;
@@ -160,6 +168,7 @@ impl ToExecutor {
             }
             ToExecutor::Home { page, left, payload } => head(HOME, [*left as u8, *payload as u8, 0], page.0).done(),
             ToExecutor::Answer { page, left, payload } => head(ANSWER, [*left as u8, *payload as u8, 0], page.0).done(),
+            ToExecutor::Discard { first, count } => head(DISCARD, [0; 3], first.0).u64(*count).done(),
             ToExecutor::Push(range) => put_range(PUSH, *range),
             ToExecutor::Pull(range) => put_range(PULL, *range),
         }
@@ -192,6 +201,13 @@ impl ToExecutor {
                     _ => ToExecutor::Answer { page, left, payload },
                 };
                 (message, payload)
+            }
+            (DISCARD, [0, 0, 0]) => {
+                let (first, count) = (read_page(&mut reader)?, reader.u64()?);
+                if count == 0 || count > PAGE_NUMBERS.saturating_sub(first.0) {
+                    return Err(reader.malformed("a range of pages is empty, or ends behind the last page"));
+                }
+                (ToExecutor::Discard { first, count }, Payload::None)
             }
             (PUSH, [0, 0, 0]) => {
                 let range = read_range(&mut reader)?;
@@ -345,6 +361,19 @@ mod tests {
         assert_eq!(fetch.encode()[..], [3, 1, 1, 0, 0x34, 0x12, 0, 0, 0, 0, 0, 0]);
         let push = ToExecutor::Push(PageBytes { page: PageNumber(9), offset: 16, count: 8 });
         assert_eq!(push.encode()[..], [6, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 16, 0, 8, 0]);
+        let discard = ToExecutor::Discard { first: PageNumber(0x1234), count: 300 };
+        let bytes = discard.encode();
+        assert_eq!(bytes[..], [8, 0, 0, 0, 0x34, 0x12, 0, 0, 0, 0, 0, 0, 0x2c, 1, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_discard_lies_below_the_last_page_and_is_not_empty() {
+        let decoded =
+            |first, count| ToExecutor::decode(ToExecutor::Discard { first: PageNumber(first), count }.encode());
+        assert!(decoded(PAGE_NUMBERS - 1, 1).is_ok() && decoded(0, PAGE_NUMBERS).is_ok());
+        for (first, count) in [(5, 0), (PAGE_NUMBERS, 1), (PAGE_NUMBERS - 1, 2), (1, u64::MAX)] {
+            assert!(decoded(first, count).is_err(), "{count} pages from {first} on");
+        }
     }
 
     #[test]

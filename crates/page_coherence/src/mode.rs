@@ -9,6 +9,11 @@ use std::time::Duration;
 /// are about threads of different sides. In every mode the call's start and end are synchronisation points: the function sees all that
 /// the caller wrote before the call (with [`Off`](CoherenceMode::Off): all that it wrote back with `syncmem`), and the caller sees
 /// after the reply all that the function wrote.
+///
+/// A program that drops pages at the caller writes zeros there, in every mode. The caller reads zeros at once. The executor reads zeros
+/// before it sees anything that the caller did later, also without a synchronisation point. What the function writes to the pages
+/// before it hears of the discard is lost, as if it had been written before: memory does not show the difference. With
+/// [`Off`](CoherenceMode::Off), what both sides write to the pages from then on merges.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum CoherenceMode {
     /// The default (section 4.1). A page is writable on one side or readable on both. Each read sees the newest write of either

@@ -1,5 +1,7 @@
 //! What the shim around a state machine does, in the order of the outputs.
 
+use std::ops::Range;
+
 use crate::message::{CallOutcome, ToCaller, ToExecutor};
 use crate::page::{CallId, PageBytes, PageNumber};
 
@@ -44,6 +46,9 @@ pub enum Output<M> {
     Store(PageNumber),
     /// Free the page in pool memory.
     Free(PageNumber),
+    /// Give these pages up: none is mapped any more, and pool memory and storage have nothing of them. They read as zeros until contents
+    /// come. What [`Output::Load`] is fetching of them is thrown away, and not reported.
+    Drop(Range<u64>),
     /// Run the function of a call.
     Start(CallId),
     /// End the function of a call, whose caller is lost.

@@ -33,6 +33,9 @@ mod injected {
     /// Whether there are any.
     static HAS_REQUESTED: AtomicBool = AtomicBool::new(false);
 
+    /// Whether a mutant was ever planted on any thread.
+    static HAS_PLANTED: AtomicBool = AtomicBool::new(false);
+
     thread_local! {
         /// The mutant that is planted on this thread.
         static PLANTED: Cell<Option<&'static str>> = const { Cell::new(None) };
@@ -95,6 +98,7 @@ mod injected {
     /// Plants the mutant of this full name on this thread, which runs whole simulations, in place of an earlier one. The `plant`
     /// of each module that [`mutants!`](crate::mutants) makes calls this.
     pub fn plant(mutant: &'static str) {
+        HAS_PLANTED.store(true, Ordering::Relaxed);
         PLANTED.set(Some(mutant));
     }
 
@@ -109,7 +113,8 @@ mod injected {
     /// Whether the mutant of this full name is planted on this thread.
     #[inline]
     pub fn is_planted(mutant: &str) -> bool {
-        PLANTED.get().is_some_and(|planted| planted == mutant)
+        // First, since code that may not use thread-local variables has mutants too.
+        HAS_PLANTED.load(Ordering::Relaxed) && PLANTED.get().is_some_and(|planted| planted == mutant)
     }
 }
 

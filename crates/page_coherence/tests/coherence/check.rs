@@ -7,17 +7,20 @@ use crate::system::{Doing, Side, System};
 /// Most messages of one direction: threads are few, and each waits for one page or call.
 const IN_FLIGHT_MAX: usize = 200;
 
-fn page_of(message: &ToExecutor) -> Option<PageNumber> {
+fn is_about(message: &ToExecutor, page: PageNumber) -> bool {
     match message {
-        ToExecutor::Fetch { page, .. } | ToExecutor::Home { page, .. } | ToExecutor::Answer { page, .. } => Some(*page),
-        _ => None,
+        ToExecutor::Fetch { page: other, .. }
+        | ToExecutor::Home { page: other, .. }
+        | ToExecutor::Answer { page: other, .. } => *other == page,
+        ToExecutor::Discard { first, count } => (first.0..first.0 + count).contains(&page.0),
+        _ => false,
     }
 }
 
 impl System {
     /// Whether nothing about a page is on its way.
     fn is_quiet(&self, page: PageNumber) -> bool {
-        let to_executor = self.to_executor.iter().any(|(message, _)| page_of(message) == Some(page));
+        let to_executor = self.to_executor.iter().any(|(message, _)| is_about(message, page));
         let to_caller = self.to_caller.iter().any(|(message, _)| match message {
             ToCaller::Grant { page: other, .. } | ToCaller::Request { page: other, .. } => *other == page,
             _ => false,
@@ -27,7 +30,7 @@ impl System {
 
     /// Checks everything that must hold after each step; see the numbers at the head of the crate.
     pub fn check(&mut self) {
-        for page in self.pages() {
+        for page in self.known_pages() {
             if let Some(wrong) = self.broken(PageNumber(page)) {
                 self.fail(format!("{wrong}: page {page}"));
             }
@@ -47,12 +50,16 @@ impl System {
         let executor = self.table.get(&page.0).copied();
         let (here, there) = (self.caller.right(page), self.executor.right(page));
         let has_context = self.executor.has_context();
-        // 1: one writer or many readers, in what threads can really do.
-        let is_split = caller.is_some() && executor.is_some() && (caller == Some(true) || executor == Some(true));
+        // 1: one writer or many readers, in what threads can really do. The executor has what was discarded until it hears of it.
+        let is_discarding = self.truth.is_discarding(page.0);
+        let is_split = !is_discarding
+            && caller.is_some()
+            && executor.is_some()
+            && (caller == Some(true) || executor == Some(true));
         if self.mode == CoherenceMode::Coherent && is_split {
             return Some("one side may write what the other may access");
         }
-        if self.mode == CoherenceMode::Pso && caller == Some(true) && executor == Some(true) {
+        if self.mode == CoherenceMode::Pso && !is_discarding && caller == Some(true) && executor == Some(true) {
             return Some("both sides may write");
         }
         // 2: the rights say the same, and (R, absent) does not exist, when nothing is on its way.
@@ -76,6 +83,9 @@ impl System {
         if executor.is_some() && !self.executor.is_present(page) {
             return Some("a page is mapped that is not in pool memory");
         }
+        if self.executor.is_dirty(page) && !self.executor.is_present(page) {
+            return Some("a page counts as dirty that is not in pool memory");
+        }
         // 4: what is clean is the same one level below.
         let stored = self.storage.get(&page.0).copied().unwrap_or_default();
         if let Some(home) = self.home.get(&page.0)
@@ -97,16 +107,20 @@ impl System {
             {
                 unconfirmed.set(*page, ());
             }
+            if let ToExecutor::Discard { first, count } = message {
+                unconfirmed.insert(first.0..first.0 + count, ());
+            }
         }
         let had_calls = self.caller.open_calls().count() > 0;
         let loss: Loss = self.caller.lost(&unconfirmed);
         if loss.calls.is_empty() == had_calls {
             self.fail("the open calls are not told".to_owned());
         }
-        for page in self.pages() {
+        for page in self.known_pages() {
             let number = PageNumber(page);
             let is_torn = loss.may_be_torn(number);
-            let executor_writes = self.executor.has_context() && self.executor.right(number) == Right::Write;
+            let can_write = self.executor.has_context() && self.executor.right(number) == Right::Write;
+            let executor_writes = can_write && !self.truth.is_discarding(page);
             if executor_writes && had_calls && !is_torn {
                 self.fail(format!("page {page} counts as good, and the executor could write it"));
             }
@@ -132,7 +146,7 @@ impl System {
         if stops != running.count() || self.executor.has_context() || self.executor.next_tick().is_some() {
             self.fail("the executor keeps the context of a lost caller".to_owned());
         }
-        for page in self.pages() {
+        for page in self.known_pages() {
             if self.executor.right(PageNumber(page)) != Right::None {
                 self.fail(format!("the executor keeps a right to page {page}"));
             }
@@ -142,7 +156,7 @@ impl System {
     /// All calls have ended: sends everything home and to storage, which must have the newest value of each word.
     pub fn settle(&mut self) {
         let mut out = Vec::new();
-        for page in self.pages() {
+        for page in self.known_pages() {
             if self.caller.evict(PageNumber(page), &mut out).is_err() {
                 self.fail(format!("page {page} is still on its way"));
             }
@@ -151,7 +165,7 @@ impl System {
         while !self.to_executor.is_empty() && self.wrong.is_none() {
             self.apply(crate::system::Step::ToExecutor);
         }
-        for page in self.pages() {
+        for page in self.known_pages() {
             if self.executor.is_waiting(PageNumber(page)) {
                 self.fail(format!("page {page} is still awaited"));
                 return;

@@ -129,6 +129,30 @@ fn message_passing_fails_in_weaker_modes_unless_both_sides_synchronise() {
     assert!(!message_passing(CoherenceMode::Off, false).contains(&vec![1, 0]));
 }
 
+/// The caller drops a page and then reads or writes a location; the function writes or reads that location and then reads the page.
+fn discard_against(mode: CoherenceMode, caller: Op, executor: Op) -> BTreeSet<Vec<u32>> {
+    let value = (0, 2);
+    let programs = vec![
+        vec![Op::Read(value, 0), Op::Read(Y, 0), Op::Call(2)],
+        vec![Op::Discard(0, 1, Some(1)), caller],
+        vec![executor, Op::Read(value, 1)],
+    ];
+    outcomes(mode, 2, programs, &[(1, 0), (2, 0), (2, 1)])
+}
+
+/// The executor hears of a discard before all that the caller did later. In the default mode a discard is therefore ordered as a write,
+/// although the caller does not wait for anybody; in every mode what follows it is seen only behind it.
+#[test]
+fn a_discard_is_seen_in_the_order_of_the_callers_accesses() {
+    let buffered = discard_against(CoherenceMode::Coherent, Op::Read(Y, 0), Op::Write(Y, 2));
+    assert_eq!(buffered, set(&[[0, 0, 1], [2, 0, 0], [2, 0, 1]]));
+    for mode in [CoherenceMode::Coherent, CoherenceMode::Pso, CoherenceMode::WeakOrdering, CoherenceMode::Off] {
+        let passed = discard_against(mode, Op::Write((1, 0), 2), Op::Read((1, 0), 0));
+        assert!(!passed.contains(&vec![0, 2, 0]), "{mode:?}");
+        assert!(passed.contains(&vec![0, 2, 1]), "{mode:?}");
+    }
+}
+
 /// Each side reads a location and then writes the other.
 #[test]
 fn load_buffering_is_seen_in_no_mode() {

@@ -25,6 +25,9 @@ fn every_mutant_is_caught() {
         Mutant::LoadFromStorage,
         Mutant::ForgetFetch,
         Mutant::ReplyUnnoticed,
+        Mutant::KeepDiscarded,
+        Mutant::InstallDiscarded,
+        Mutant::ListOvertaken,
         Mutant::CancelRunning,
     ];
     let mut missed = Vec::new();

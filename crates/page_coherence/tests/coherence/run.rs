@@ -19,12 +19,21 @@ pub struct Summary {
     pub ties: u64,
     pub calls: u64,
     pub accesses: u64,
+    /// Discards outside of calls, and during calls.
+    pub discards: [u64; 2],
     pub losses: u64,
     pub wrong: Option<String>,
 }
 
 /// A program of a side.
-fn program(rng: &mut Prng, side: Side, mode: CoherenceMode, pages: u64, functions: &[usize]) -> Vec<Op> {
+fn program(
+    rng: &mut Prng,
+    side: Side,
+    mode: CoherenceMode,
+    pages: u64,
+    functions: &[usize],
+    discards: bool,
+) -> Vec<Op> {
     let count = if side == Side::Caller { 20 + rng.below(40) } else { rng.below(25) };
     let shares_writes = matches!(mode, CoherenceMode::WeakOrdering | CoherenceMode::Off);
     let mut ops = Vec::new();
@@ -45,6 +54,7 @@ fn program(rng: &mut Prng, side: Side, mode: CoherenceMode, pages: u64, function
                 }
                 ops.push(Op::Add((page, place)));
             }
+            60..66 if discards => ops.push(Op::Discard(page, 1 + rng.below(pages - page), None)),
             _ => ops.push(Op::Read((page, place), 0)),
         }
     }
@@ -72,18 +82,22 @@ pub fn run(seed: u64) -> Summary {
         queued_max: rng.below(3) as usize,
     };
     let pages = 1 + rng.below(4);
-    // With coherence off one thread calls: what another writes before the call is not written back.
-    let callers = if mode == CoherenceMode::Off { 1 } else { 1 + rng.below(3) as usize };
+    let callers = 1 + rng.below(3) as usize;
     let functions: Vec<usize> = (callers..callers + 3).collect();
     let mut programs: Vec<Vec<Op>> = Vec::new();
+    let discards = !rng.one_in(3);
     for _ in 0..callers {
-        programs.push(program(&mut rng, Side::Caller, mode, pages, &functions));
+        programs.push(program(&mut rng, Side::Caller, mode, pages, &functions, discards));
     }
     for _ in 0..3 {
-        programs.push(program(&mut rng, Side::Executor, mode, pages, &[]));
+        programs.push(program(&mut rng, Side::Executor, mode, pages, &[], false));
     }
     let mut system = System::new(mode, settings, programs, callers);
     system.follows_floors = true;
+    system.drops_its_own = rng.one_in(3);
+    if rng.one_in(4) {
+        system.own_all(settings);
+    }
     system.evictions = if rng.one_in(4) { 0 } else { rng.below(60) as u32 };
     system.kills = rng.below(3) as u32;
     let lost_at = if rng.one_in(7) { 20 + rng.below(300) } else { u64::MAX };
@@ -107,7 +121,12 @@ pub fn run(seed: u64) -> Summary {
             found
         });
         let chosen = *chosen.expect("the weights add up");
-        summary.accesses += u64::from(matches!(chosen, Step::Thread(_)));
+        if let Step::Thread(index) = chosen {
+            summary.accesses += 1;
+            if matches!(system.next_op(&system.threads[index]), Some(Op::Discard(..))) {
+                summary.discards[usize::from(system.executor.has_context())] += 1;
+            }
+        }
         system.apply(chosen);
         system.check();
         summary.steps += 1;
@@ -143,10 +162,12 @@ fn every_read_sees_what_its_mode_promises() {
         all.ties += summary.ties;
         all.calls += summary.calls;
         all.accesses += summary.accesses;
+        all.discards = [0, 1].map(|during| all.discards[during] + summary.discards[during]);
         all.losses += summary.losses;
     }
     println!("{seeds} seeds: {all:?}");
-    let enough = [(all.ties, 1), (all.calls, 2), (all.accesses, 60)];
+    let enough =
+        [(2 * all.ties, 1), (all.calls, 2), (all.accesses, 60), (all.discards[0], 1), (2 * all.discards[1], 1)];
     assert!(enough.iter().all(|(count, least)| *count > least * seeds) && all.losses * 20 > seeds, "{all:?}");
 }
 

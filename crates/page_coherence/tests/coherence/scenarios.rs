@@ -5,8 +5,8 @@ use std::time::Duration;
 use base::ErrorKind;
 use page_coherence::{
     Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceError, CoherenceMode, CoherenceSettings,
-    ExecutorOutput, ExecutorSide, Favour, Output, PAGE_BYTES, PageBytes, PageList, PageNumber, Payload, Right, RunMap,
-    ToCaller, ToExecutor,
+    ExecutorOutput, ExecutorSide, Favour, Output, PAGE_BYTES, PAGE_NUMBERS, PageBytes, PageList, PageNumber, Payload,
+    Right, RunMap, ToCaller, ToExecutor,
 };
 
 const NOW: Duration = Duration::ZERO;
@@ -388,4 +388,114 @@ fn a_page_on_its_way_is_not_evicted() {
     let fetch = pair.sent_by_caller().remove(0);
     pair.executor.receive(fetch, NOW, &mut pair.executor_out).expect("legal");
     assert_eq!(pair.executor.evict(P, &mut pair.executor_out), Err(CoherenceError::InTransit(P)));
+}
+
+#[test]
+fn a_dropped_page_is_the_callers_and_costs_one_message() {
+    let mut pair = Pair::new(CoherenceSettings::default());
+    pair.call(1, CoherenceMode::Coherent);
+    pair.settle();
+    pair.executor_accesses(P, Access::Write);
+    pair.caller.discard(5..9, &mut pair.caller_out);
+    assert_eq!(pair.settle(), 1);
+    assert_eq!((pair.caller.right(P), pair.executor.right(P)), (Right::Write, Right::None));
+    assert!(!pair.executor.is_present(P) && !pair.executor.is_dirty(P), "nothing of the page is left");
+    // The executor asks for the zeros as for any other contents.
+    assert_eq!(pair.executor_accesses(P, Access::Read), 2);
+    assert_eq!((pair.caller.right(P), pair.executor.right(P)), (Right::Read, Right::Read));
+    // What the function wrote there before is nowhere any more, so it cannot be incomplete.
+    pair.executor.kill(CallId(1), &mut pair.executor_out).expect("it runs");
+    let Some(ToCaller::Reply { written, .. }) = pair.sent_by_executor().pop() else { panic!("a reply is sent") };
+    assert!(written.runs().next().is_none());
+}
+
+#[test]
+fn a_caller_that_begins_with_all_pages_lists_them_in_one_run() {
+    let mut pair = Pair::new(CoherenceSettings::default());
+    pair.caller = CallerSide::owning_all(CoherenceSettings::default());
+    assert_eq!(pair.caller_accesses(P, Access::Write), 0, "nobody else has pages");
+    pair.call(1, CoherenceMode::Coherent);
+    pair.settle();
+    assert_eq!(pair.executor.right(P), Right::None);
+    assert_eq!(pair.executor_accesses(P, Access::Write), 2);
+    pair.call(2, CoherenceMode::Coherent);
+    let Some(ToExecutor::Call { resident, .. }) = pair.sent_by_caller().pop() else { panic!("a call is sent") };
+    let listed: Vec<_> = resident.runs().collect();
+    assert_eq!(listed, [(0..7, Right::Write), (8..PAGE_NUMBERS, Right::Write)]);
+}
+
+/// A page was asked for, dropped, and sent home by `syncmem` before the grant came. The caller could then only read it, took the grant
+/// for new, and had the old contents again (seed 96).
+#[test]
+fn a_grant_that_a_discard_has_overtaken_changes_nothing() {
+    let mut pair = Pair::new(CoherenceSettings::default());
+    pair.call(1, CoherenceMode::Coherent);
+    pair.settle();
+    pair.executor_accesses(P, Access::Write);
+    pair.caller.fault(P, Access::Read, &mut pair.caller_out);
+    pair.caller.discard(7..8, &mut pair.caller_out);
+    pair.caller.syncmem(7 * PAGE_BYTES, PAGE_BYTES, &mut pair.caller_out);
+    for message in pair.sent_by_caller() {
+        pair.executor.receive(message, NOW, &mut pair.executor_out).expect("legal");
+    }
+    let grant = pair.sent_by_executor().remove(0);
+    assert_eq!(grant, ToCaller::Grant { page: P, access: Access::Read, payload: Payload::Page });
+    pair.caller.receive(grant, NOW, &mut pair.caller_out).expect("legal");
+    assert_eq!(pair.caller_out, [Output::Map { page: P, writable: false }, Output::Wake(P)]);
+    assert_eq!((pair.caller.right(P), pair.executor.right(P)), (Right::Read, Right::Read));
+}
+
+/// A call listed a page as one that the caller might read, because a thread had asked to read it. The program had dropped it since, so
+/// that the caller could write it, and both sides could access it.
+#[test]
+fn a_call_lists_what_a_discard_has_overtaken_as_the_callers() {
+    let mut pair = Pair::new(CoherenceSettings::default());
+    pair.caller.fault(P, Access::Read, &mut pair.caller_out);
+    pair.caller.discard(7..8, &mut pair.caller_out);
+    pair.call(1, CoherenceMode::Coherent);
+    pair.settle();
+    assert_eq!((pair.caller.right(P), pair.executor.right(P)), (Right::Write, Right::None));
+}
+
+/// With coherence off, bytes of a pull arrived after the program had dropped the page, and were there again (seed 711).
+#[test]
+fn a_pull_that_a_discard_has_overtaken_changes_nothing() {
+    let mut pair = Pair::new(CoherenceSettings::default());
+    pair.call(1, CoherenceMode::Off);
+    pair.caller_accesses(P, Access::Read);
+    pair.caller_out.clear();
+    let installs = |pair: &mut Pair| {
+        for message in pair.sent_by_caller() {
+            pair.executor.receive(message, NOW, &mut pair.executor_out).expect("legal");
+        }
+        let pulled = pair.sent_by_executor().remove(0);
+        pair.caller.receive(pulled, NOW, &mut pair.caller_out).expect("legal");
+        pair.caller_out.drain(..).any(|output| output == Output::Install(P))
+    };
+    pair.caller.pull(7 * PAGE_BYTES, 8, &mut pair.caller_out);
+    pair.caller.discard(7..8, &mut pair.caller_out);
+    assert!(!installs(&mut pair), "the bytes are older than the discard");
+    pair.caller.pull(7 * PAGE_BYTES, 8, &mut pair.caller_out);
+    assert!(installs(&mut pair), "these are newer");
+    let bytes = PageBytes { page: P, offset: 0, count: 8 };
+    pair.caller.receive(ToCaller::Pulled(bytes), NOW, &mut pair.caller_out).expect_err("nobody asked for them");
+}
+
+/// With coherence off a dropped page is clean, and an eviction sends nothing. If the discard itself is lost, the pool has old contents.
+#[test]
+fn a_discard_that_is_not_confirmed_leaves_its_pages_in_doubt() {
+    let mut pair = Pair::new(CoherenceSettings::default());
+    pair.call(1, CoherenceMode::Off);
+    pair.settle();
+    pair.caller.discard(7..9, &mut pair.caller_out);
+    pair.executor.finish(CallId(1), &mut pair.executor_out).expect("it runs");
+    let reply = pair.sent_by_executor().remove(0);
+    pair.caller.receive(reply, NOW, &mut pair.caller_out).expect("legal");
+    pair.caller.evict(P, &mut pair.caller_out).expect("it is not on its way");
+    assert_eq!(pair.sent_by_caller(), [ToExecutor::Discard { first: P, count: 2 }]);
+    let mut unconfirmed = RunMap::default();
+    unconfirmed.insert(7..9, ());
+    let loss = pair.caller.lost(&unconfirmed);
+    assert!(loss.may_be_torn(P), "the caller has no copy");
+    assert!(!loss.may_be_torn(PageNumber(8)) && pair.caller.is_dirty(PageNumber(8)), "the caller has the zeros");
 }

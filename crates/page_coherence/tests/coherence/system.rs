@@ -4,9 +4,14 @@
 //! [`System::access`], which compares what is read and overwritten with the newest value of each word in the order of the steps, and in
 //! [`crate::check`], which looks at the whole system after each step. A page has four words, and a word stands for a byte of the crate's
 //! pages.
+//!
+//! What a discard leaves are zeros. Here each discard has a number, as each write has, and its zeros are that number: so the checkers tell them
+//! from the zeros of another discard, and from those of the beginning. At the caller a discard happens at once, at the executor when it
+//! arrives. What the executor does before counts as done before the discard: [`Truth::discards`] has what is newest there.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +35,8 @@ pub enum Op {
     Write(Word, u32),
     /// Writes the next unused value into a word, as an atomic instruction that reads it first.
     Add(Word),
+    /// At the caller: drops the contents of pages, from the first one on so many. The zeros are the number, or the next unused value.
+    Discard(u64, u64, Option<u32>),
     /// A synchronisation point for all memory.
     Sync,
     /// At the caller: fetches all bytes that are the other side's, with coherence off.
@@ -91,6 +98,8 @@ pub enum Body {
     Page(Contents),
     /// Words with their values: a difference, or a range.
     Words(Vec<(usize, u32)>),
+    /// The zeros of a discard, which are no bytes of the message.
+    Zeros(u32),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -114,17 +123,59 @@ pub enum Step {
     Kill(usize),
 }
 
+/// A discard on its way to the executor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Discarded {
+    pub pages: Range<u64>,
+    pub zeros: u32,
+    /// The newest value of each word there before the discard. The executor reads these, and its writes go here.
+    before: BTreeMap<Word, u32>,
+}
+
 /// What the checkers know.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Truth {
     /// The newest value of each word.
     pub newest: BTreeMap<Word, u32>,
+    /// The discards on their way, in order.
+    pub discards: VecDeque<Discarded>,
+    /// Values that the executor has written to a page whose discard was on its way: nobody reads them once it has arrived. Kept only
+    /// where floors are followed.
+    pub discarded_values: BTreeSet<u32>,
     /// Of each side and word of the other: the oldest value that it may still read.
     pub floor: BTreeMap<(Side, Word), u32>,
     /// Snapshots on their way to a side: the message after whose delivery they bind, and the values.
     pub releases: Vec<(Side, u64, BTreeMap<Word, u32>)>,
     /// Snapshots that have arrived at the caller, and bind at its next synchronisation point.
     pub arrived: BTreeMap<Word, u32>,
+}
+
+impl Truth {
+    /// The values that are newest for a side at a page.
+    fn newest_at(&self, side: Side, page: u64) -> &BTreeMap<Word, u32> {
+        match self.discards.iter().find(|discard| side == Side::Executor && discard.pages.contains(&page)) {
+            Some(discard) => &discard.before,
+            None => &self.newest,
+        }
+    }
+
+    /// Whether a discard of the page is on its way to the executor.
+    pub fn is_discarding(&self, page: u64) -> bool {
+        self.discards.iter().any(|discard| discard.pages.contains(&page))
+    }
+
+    /// A side has written a word.
+    fn note_write(&mut self, side: Side, word: Word, value: u32, follows_floors: bool) {
+        match self.discards.iter_mut().find(|discard| side == Side::Executor && discard.pages.contains(&word.0)) {
+            Some(discard) => {
+                discard.before.insert(word, value);
+                if follows_floors {
+                    self.discarded_values.insert(value);
+                }
+            }
+            None => _ = self.newest.insert(word, value),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -142,6 +193,10 @@ pub struct System {
     pub to_caller: VecDeque<(ToCaller, Body)>,
     pub threads: Vec<Thread>,
     pub programs: Programs,
+    /// The pages of the programs are those below.
+    pub pages: u64,
+    /// Whether the caller drops pages that nobody else can have without saying so, in the default mode.
+    pub drops_its_own: bool,
     pub now: Duration,
     pub truth: Truth,
     /// Whether snapshots are kept: litmus tests and the model check less, and have fewer states.
@@ -184,6 +239,8 @@ impl System {
             to_executor: VecDeque::new(),
             to_caller: VecDeque::new(),
             threads: (0..callers).map(thread).collect(),
+            pages: programs.iter().flatten().map(pages_of).max().unwrap_or(0),
+            drops_its_own: false,
             programs: Programs(Arc::new(programs)),
             now: Duration::ZERO,
             truth: Truth::default(),
@@ -199,17 +256,24 @@ impl System {
         }
     }
 
+    /// Lets the caller begin with all pages: a process before its first call. They are zero.
+    pub fn own_all(&mut self, settings: CoherenceSettings) {
+        self.caller = CallerSide::owning_all(settings);
+        let zeros = Copied { contents: Contents::default(), twin: None, writable: None };
+        self.copies = (0..self.pages).map(|page| (page, zeros.clone())).collect();
+    }
+
     pub fn fail(&mut self, what: String) {
         self.wrong.get_or_insert(what);
     }
 
     /// The pages that anything knows.
-    pub fn pages(&self) -> BTreeSet<u64> {
+    pub fn known_pages(&self) -> BTreeSet<u64> {
         let known = self.copies.keys().chain(self.home.keys()).chain(self.storage.keys()).copied();
         known.chain(self.truth.newest.keys().map(|(page, _)| *page)).collect()
     }
 
-    fn op(&self, thread: &Thread) -> Option<Op> {
+    pub fn next_op(&self, thread: &Thread) -> Option<Op> {
         self.programs.0[thread.program].get(thread.next).copied()
     }
 
@@ -221,7 +285,7 @@ impl System {
         }
         for (index, thread) in self.threads.iter().enumerate() {
             // The end of a function is a step, the end of a caller's thread is none.
-            let has_step = thread.side == Side::Executor || self.op(thread).is_some();
+            let has_step = thread.side == Side::Executor || self.next_op(thread).is_some();
             if thread.doing == Doing::Running && has_step {
                 steps.push(Step::Thread(index));
             }
@@ -254,7 +318,7 @@ impl System {
     /// Whether all threads have ended.
     pub fn is_done(&self) -> bool {
         self.threads.iter().all(|thread| match thread.side {
-            Side::Caller => thread.doing == Doing::Running && self.op(thread).is_none(),
+            Side::Caller => thread.doing == Doing::Running && self.next_op(thread).is_none(),
             Side::Executor => thread.doing == Doing::Idle,
         })
     }
@@ -267,6 +331,9 @@ impl System {
                 let (message, body) = self.to_executor.pop_front().expect("the step was possible");
                 self.count_tie(&message);
                 self.arrived[0] += u64::from(self.follows_floors);
+                if matches!(message, ToExecutor::Discard { .. }) {
+                    self.discard_arrived();
+                }
                 let result = self.executor.receive(message.clone(), self.now, &mut executor_out);
                 if let Err(error) = result {
                     self.fail(format!("the executor refuses {message:?}: {error}"));
@@ -343,7 +410,7 @@ impl System {
     fn run_thread(&mut self, index: usize) {
         let thread = self.threads[index].clone();
         let (mut caller_out, mut executor_out) = (Vec::new(), Vec::new());
-        let Some(op) = self.op(&thread) else {
+        let Some(op) = self.next_op(&thread) else {
             let call = thread.call.expect("a function belongs to a call");
             self.threads[index].doing = Doing::Idle;
             self.release(Side::Executor);
@@ -357,12 +424,13 @@ impl System {
         match (op, side) {
             (Op::Read(word, _), _) => return self.access(index, word, Access::Read, op),
             (Op::Write(word, _) | Op::Add(word), _) => return self.access(index, word, Access::Write, op),
+            (Op::Discard(first, count, zeros), _) => self.discard(first..first + count, zeros, &mut caller_out),
             (Op::Sync, Side::Caller) => {
                 self.acquire_at_caller();
                 self.release(Side::Caller);
                 let mut from = Some(0);
                 while let Some(address) = from {
-                    from = self.caller.syncmem(address, (1 << 20) - address, &mut caller_out);
+                    from = self.caller.syncmem(address, self.pages * PAGE_BYTES - address, &mut caller_out);
                 }
             }
             (Op::Sync, Side::Executor) => {
@@ -380,7 +448,7 @@ impl System {
             }
             (Op::Call(program) | Op::CallAndCancel(program), _) => {
                 if self.mode == CoherenceMode::Off {
-                    let rest = self.caller.syncmem(0, 1 << 20, &mut caller_out);
+                    let rest = self.caller.syncmem(0, self.pages * PAGE_BYTES, &mut caller_out);
                     assert_eq!(rest, None);
                 }
                 // The number of a call says which program it is.
@@ -406,6 +474,45 @@ impl System {
         self.mark_releases();
     }
 
+    /// The program drops pages: it has them from now on, as zeros.
+    fn discard(&mut self, pages: Range<u64>, zeros: Option<u32>, out: &mut Vec<CallerOutput>) {
+        let zeros = zeros.unwrap_or(self.next_value);
+        self.next_value = self.next_value.max(zeros + 1);
+        let is_own = |page: &u64| {
+            self.caller.right(PageNumber(*page)) == Right::Write && self.caller.is_dirty(PageNumber(*page))
+        };
+        let is_quiet = self.drops_its_own && self.mode == CoherenceMode::Coherent;
+        let told: Vec<Range<u64>> = match is_quiet {
+            true => pages.clone().filter(|page| !is_own(page)).map(|page| page..page + 1).collect(),
+            false => vec![pages.clone()],
+        };
+        for run in told {
+            let words = self.truth.newest.range((run.start, 0)..(run.end, 0));
+            let before = words.map(|(word, value)| (*word, *value)).collect();
+            self.truth.discards.push_back(Discarded { pages: run.clone(), zeros, before });
+            self.caller.discard(run, out);
+        }
+        for page in pages {
+            self.copies.insert(page, Copied { contents: [zeros; WORDS], twin: None, writable: None });
+            for place in 0..WORDS {
+                self.truth.newest.insert((page, place), zeros);
+                if self.follows_floors {
+                    self.truth.floor.insert((Side::Caller, (page, place)), zeros);
+                }
+            }
+        }
+    }
+
+    /// A discard has arrived at the executor, which reads nothing older from now on.
+    fn discard_arrived(&mut self) {
+        let discard = self.truth.discards.pop_front().expect("each was noted");
+        for page in discard.pages.filter(|_| self.follows_floors) {
+            for place in 0..WORDS {
+                self.truth.floor.insert((Side::Executor, (page, place)), discard.zeros);
+            }
+        }
+    }
+
     /// The contents and the permission of a page at a side.
     fn mapped(&mut self, side: Side, page: u64) -> Option<(bool, &mut Contents)> {
         match side {
@@ -421,7 +528,8 @@ impl System {
     fn access(&mut self, index: usize, (page, place): Word, access: Access, op: Op) {
         let side = self.threads[index].side;
         let next_value = self.next_value;
-        let (mode, newest) = (self.mode, self.truth.newest.get(&(page, place)).copied().unwrap_or(0));
+        let newest = self.truth.newest_at(side, page).get(&(page, place)).copied().unwrap_or(0);
+        let (mode, was_discarded) = (self.mode, side == Side::Caller || !self.truth.is_discarding(page));
         let floor = self.truth.floor.get(&(side, (page, place))).copied().unwrap_or(0);
         let here = self.mapped(side, page).filter(|(writable, _)| *writable || access == Access::Read);
         let Some((_, contents)) = here else {
@@ -454,6 +562,9 @@ impl System {
         if must_be_newest && found != newest {
             self.fail(format!("{side:?} finds {found} in word {place} of page {page}, and {newest} is the newest"));
         }
+        if was_discarded && self.truth.discarded_values.contains(&found) {
+            self.fail(format!("{side:?} finds {found} in word {place} of page {page}, which was discarded"));
+        }
         if self.follows_floors {
             if found < floor || found > newest {
                 self.fail(format!("{side:?} finds {found} in word {place} of page {page}, after {floor}"));
@@ -464,7 +575,7 @@ impl System {
             self.threads[index].registers[register] = found;
         }
         if let Some(value) = new {
-            self.truth.newest.insert((page, place), value);
+            self.truth.note_write(side, (page, place), value, self.follows_floors);
             self.next_value = self.next_value.max(value + u32::from(matches!(op, Op::Add(_))));
         }
         self.threads[index].next += 1;
@@ -533,8 +644,9 @@ impl System {
     /// All writes bind a side.
     fn acquire(&mut self, side: Side) {
         if self.follows_floors {
-            for (word, value) in &self.truth.newest {
-                self.truth.floor.insert((side, *word), *value);
+            for word in self.truth.newest.keys() {
+                let newest = self.truth.newest_at(side, word.0).get(word).copied().unwrap_or(0);
+                self.truth.floor.insert((side, *word), newest);
             }
         }
     }
@@ -622,7 +734,7 @@ impl System {
                     }
                 }
             }
-            Body::None => self.fail("the caller installs a message without a body".to_owned()),
+            Body::None | Body::Zeros(_) => self.fail("the caller installs a message without a body".to_owned()),
         }
     }
 
@@ -648,6 +760,8 @@ impl System {
                 }
                 None => Body::None,
             },
+            // The newest value of a word that is just being dropped.
+            ToExecutor::Discard { first, .. } => Body::Zeros(self.truth.newest[&(first.0, 0)]),
             _ => Body::None,
         }
     }
@@ -668,7 +782,9 @@ impl System {
                         let home = self.home.get_mut(&page.0).expect("a page is filled before it is changed");
                         words.iter().for_each(|(place, value)| home[*place] = *value);
                     }
-                    Body::None => self.fail("the executor installs a message without a body".to_owned()),
+                    Body::None | Body::Zeros(_) => {
+                        self.fail("the executor installs a message without a body".to_owned());
+                    }
                 },
                 Output::Send(message) => {
                     let body = match &message {
@@ -692,6 +808,18 @@ impl System {
                 }
                 Output::Store(page) => _ = self.storage.insert(page.0, self.home[&page.0]),
                 Output::Free(page) => _ = self.home.remove(&page.0),
+                Output::Drop(pages) => {
+                    let Body::Zeros(zeros) = body else {
+                        self.fail("the executor drops pages that the caller has not dropped".to_owned());
+                        continue;
+                    };
+                    for page in pages {
+                        self.table.remove(&page);
+                        self.home.remove(&page);
+                        self.loading.remove(&page);
+                        self.storage.insert(page, [*zeros; WORDS]);
+                    }
+                }
                 Output::Start(call) => self.threads.push(Thread {
                     side: Side::Executor,
                     program: (call.0 % 10) as usize,
@@ -708,6 +836,15 @@ impl System {
                 other => self.fail(format!("the executor does {other:?}")),
             }
         }
+    }
+}
+
+/// The page behind the last one that an operation names.
+fn pages_of(op: &Op) -> u64 {
+    match op {
+        Op::Read((page, _), _) | Op::Write((page, _), _) | Op::Add((page, _)) => page + 1,
+        Op::Discard(first, count, _) => first + count,
+        Op::Sync | Op::Pull | Op::Call(_) | Op::CallAndCancel(_) => 0,
     }
 }
 
