@@ -71,6 +71,8 @@ pub fn targets() -> Vec<FuzzTarget> {
         p256_verify::TARGETS.to_vec(),
         page_coherence::fuzz::TARGETS.to_vec(),
         pool::fuzz::TARGETS.to_vec(),
+        #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+        pushdown::fuzz::TARGETS.to_vec(),
         raft::fuzz::TARGETS.to_vec(),
         rma::fuzz::targets(),
         sift::fuzz::targets(),

@@ -24,6 +24,7 @@ const DECODERS: &[&str] = &[
     "contract/src/packages/package.rs",
     "contract/src/shim/answer.rs",
     "contract/src/shim/registration.rs",
+    "pushdown/src/message.rs",
     "sift/src/disk.rs",
     "sift/src/entry.rs",
     "kv/src/layout.rs",

@@ -19,6 +19,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("cgroup", 0),
     ("wire", 0),
     ("farmem_control", 0),
+    ("bare", 0),
     ("farmem_preload", 1),
     ("rma", 1),
     ("identity", 1),
@@ -27,6 +28,9 @@ const LAYERS: &[(&str, u32)] = &[
     ("storage", 1),
     ("storage_copies", 2),
     ("page_coherence", 2),
+    ("pushdown", 3),
+    ("pushdown_caller", 4),
+    ("pushdown_executor", 4),
     ("sift", 3),
     ("raft", 3),
     ("farmem", 3),
@@ -68,7 +72,17 @@ const TRANSPORT: &[&str] = &["tonic", "hyper", "axum", "h2", "http", "tower", "t
 const TOKIO: &[(&str, &str)] =
     &[("base", "the runtime stands on it"), ("rma", "its providers' sockets, each provider a module of its own")];
 /// Crates that may contain unsafe code.
-const UNSAFE: &[&str] = &["rma", "rma_verbs", "farmem", "farmem_control", "farmem_preload"];
+const UNSAFE: &[&str] = &[
+    "rma",
+    "rma_verbs",
+    "bare",
+    "farmem",
+    "farmem_control",
+    "farmem_preload",
+    "pushdown",
+    "pushdown_caller",
+    "pushdown_executor",
+];
 /// Files of other crates that may: the vector instructions of the P-256 verifier (ADR 34).
 const UNSAFE_FILES: &[&str] = &["p256_verify/src/ifma.rs"];
 /// Test files that may: one that searches for the word, and those whose allocator counts allocations.

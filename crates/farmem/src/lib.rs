@@ -66,6 +66,7 @@ mod page;
 mod pager;
 mod pool_store;
 mod program;
+pub mod pushdown;
 mod region;
 mod report;
 mod storage_tier;

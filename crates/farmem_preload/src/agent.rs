@@ -16,6 +16,8 @@ use std::arch::asm;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use bare::system_call::{Errno, advise, pause, system_call, wait_for_word, wake_word};
+use bare::thread;
 use farmem_control::{
     BOUNCE_OFFSET, BUFFER_PAGES, COMMAND_OFFSET, CommandPage, CommandRange, PAGE_BYTES, RANGES_MAX, command,
 };
@@ -24,8 +26,6 @@ use crate::connection::Descriptor;
 use crate::far_heap::Reservation;
 use crate::message::end_program;
 use crate::sandbox;
-use crate::system_call::{Errno, advise, pause, system_call, wait_for_word, wake_word};
-use crate::thread;
 use crate::userfault::move_some;
 
 /// The name that tools show.

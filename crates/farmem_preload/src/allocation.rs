@@ -5,10 +5,10 @@
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
+use bare::system_call::{Errno, set_errno};
 use libmimalloc_sys as mimalloc;
 
 use crate::startup;
-use crate::system_call::{Errno, set_errno};
 
 /// Sets `errno` if there is no memory.
 fn checked(memory: *mut c_void) -> *mut c_void {

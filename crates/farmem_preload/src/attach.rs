@@ -4,6 +4,7 @@
 
 use std::slice;
 
+use bare::system_call::{Errno, Outcome, SignalsBlocked, map_anonymous, system_call};
 use farmem_control::{Memory, PAGE_BYTES, SHARED_BYTES, Verdict, Welcome};
 
 use crate::connection::{Connection, Descriptor, Received};
@@ -11,7 +12,6 @@ use crate::environment::ServerAddress;
 use crate::extents::Extents;
 use crate::far_heap::{FAR_HEAP, HeapState, Reservation};
 use crate::message::{end_program, end_program_after};
-use crate::system_call::{Errno, Outcome, SignalsBlocked, map_anonymous, system_call};
 use crate::{agent, userfault};
 
 /// Bytes of the largest region: its pages have numbers of 32 bits.

@@ -4,10 +4,10 @@
 
 use std::mem;
 
+use bare::system_call::{Errno, system_call};
 use farmem_control::{Hello, Message, VERSION};
 
 use crate::environment::{NAME_BYTES_MAX, ServerAddress};
-use crate::system_call::{Errno, system_call};
 
 /// Bytes of the longest message.
 const MESSAGE_BYTES_MAX: usize = 256;

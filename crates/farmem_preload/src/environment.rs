@@ -5,9 +5,8 @@
 
 #![allow(unsafe_code)]
 
+use bare::system_call::system_call;
 use farmem_control::{SECRET_VARIABLE, SOCKET_VARIABLE};
-
-use crate::system_call::system_call;
 
 /// Bytes of the longest name of an abstract socket.
 pub(crate) const NAME_BYTES_MAX: usize = 107;

@@ -13,13 +13,13 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use bare::lock::{Guard, Lock};
+use bare::system_call::{Errno, Outcome, advise, map_anonymous, pause, system_call, unmap};
 use farmem_control::{BUFFER_PAGES, PAGE_BYTES, RequestPage, reply, request};
 
 use crate::environment::ServerAddress;
 use crate::extents::{ALIGNMENT_MAX, Extents};
-use crate::lock::{Guard, Lock};
 use crate::requests;
-use crate::system_call::{Errno, Outcome, advise, map_anonymous, pause, system_call, unmap};
 
 /// The name that mimalloc gives to its memory (`PR_SET_VMA_ANON_NAME`). Two names would divide the region into many mappings, and
 /// a call of userfaultfd works within one.

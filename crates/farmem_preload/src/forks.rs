@@ -17,13 +17,13 @@ use std::ffi::c_void;
 use std::mem;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
+use bare::system_call::{Errno, pause, set_errno, unmap};
 use farmem_control::{reply, request};
 
 use crate::attach;
 use crate::far_heap::{FAR_HEAP, Reservation};
 use crate::message::print;
 use crate::requests;
-use crate::system_call::{Errno, pause, set_errno, unmap};
 
 /// How long to wait for pages that are in flight.
 const BUSY_PAUSE_MICROSECONDS: i64 = 50;

@@ -8,11 +8,11 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
 
+use bare::system_call::{Errno, Outcome, set_errno, system_call};
 use farmem_control::PAGE_BYTES;
 
 use crate::far_heap::{FAR_HEAP, FarRange, Reservation};
 use crate::startup;
-use crate::system_call::{Errno, Outcome, set_errno, system_call};
 
 /// Mappings that are smaller stay local: the dynamic linker's and the C library's own ones among them.
 const FAR_BYTES_MIN: usize = 64 << 10;

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::system_call::{Errno, exit_group, system_call};
+use bare::system_call::{Errno, exit_group, system_call};
 
 /// Exit status of a program that cannot have a far heap, or has lost it.
 const STATUS: i32 = 70;

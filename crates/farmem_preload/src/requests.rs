@@ -12,9 +12,8 @@
 use std::ptr;
 use std::sync::atomic::Ordering;
 
+use bare::system_call::advise;
 use farmem_control::{PAGE_BYTES, RequestPage};
-
-use crate::system_call::advise;
 
 /// Sends a request, and waits for the reply. The caller holds the lock of the heap.
 pub(crate) fn send(page: &RequestPage, doorbell: usize, kind: u32, first: u32, pages: u32) -> u32 {

@@ -4,9 +4,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use bare::system_call::{pause, thread_id};
+
 use crate::environment::{self, Environment};
 use crate::message::end_program;
-use crate::system_call::{pause, thread_id};
 use crate::{attach, forks, mimalloc_options};
 
 const UNDECIDED: u32 = 0;

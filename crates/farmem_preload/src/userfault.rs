@@ -2,8 +2,9 @@
 
 #![allow(unsafe_code)]
 
+use bare::system_call::{Errno, system_call};
+
 use crate::connection::Descriptor;
-use crate::system_call::{Errno, system_call};
 
 const TYPE: u64 = 0xaa;
 /// `USERFAULTFD_IOC_NEW`, of `/dev/userfaultfd`.

@@ -14,6 +14,7 @@ mod pinned;
 mod processes;
 mod programs;
 mod providers;
+mod pushdown;
 mod regions;
 mod storages;
 mod stores;

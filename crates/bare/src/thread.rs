@@ -8,11 +8,12 @@
 use std::arch::asm;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use farmem_control::PAGE_BYTES;
+use crate::PAGE_BYTES;
 
-use crate::system_call::{Errno, Outcome, SignalsBlocked, map_anonymous, system_call};
+use crate::system_call::{Errno, Outcome, SignalsBlocked, map_anonymous, map_anonymous_at, system_call};
 
-const STACK_BYTES: usize = 128 << 10;
+/// Bytes of a stack.
+pub const STACK_BYTES: usize = 128 << 10;
 const STACK_ALIGNMENT: usize = 16;
 
 const FLAGS: i32 = libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_SIGHAND | libc::CLONE_THREAD | libc::CLONE_SYSVSEM;
@@ -24,12 +25,39 @@ static STACK: AtomicUsize = AtomicUsize::new(0);
 ///
 /// # Errors
 /// Of the operating system.
-pub(crate) fn start<T: Send + 'static>(run: extern "C" fn(&mut T) -> !, value: T) -> Result<(), Errno> {
+pub fn start<T: Send + 'static>(run: extern "C" fn(&mut T) -> !, value: T) -> Result<(), Errno> {
     let stack = match STACK.load(Ordering::Relaxed) {
         0 => map_stack()?,
         stack => stack,
     };
     STACK.store(stack, Ordering::Relaxed);
+    // SAFETY: the stack is the one of this kind of thread, of which the process has only this one.
+    unsafe { start_on(stack, run, value) }
+}
+
+/// Starts one of several threads of this kind. Its stack is never unmapped.
+///
+/// # Errors
+/// Of the operating system.
+pub fn start_another<T: Send + 'static>(run: extern "C" fn(&mut T) -> !, value: T) -> Result<(), Errno> {
+    let stack = map_stack()?;
+    // SAFETY: the stack was just mapped for this thread.
+    unsafe { start_on(stack, run, value) }
+}
+
+/// As [`start_another`], with the stack at an address where nothing is mapped.
+///
+/// # Errors
+/// Of the operating system.
+pub fn start_at<T: Send + 'static>(stack: usize, run: extern "C" fn(&mut T) -> !, value: T) -> Result<(), Errno> {
+    map_anonymous_at(stack, STACK_BYTES)?;
+    // SAFETY: the stack was just mapped for this thread.
+    unsafe { start_on(stack, run, value) }
+}
+
+/// # Safety
+/// The stack, from its lower end, is one of [`map_stack`] that no thread uses.
+unsafe fn start_on<T: Send + 'static>(stack: usize, run: extern "C" fn(&mut T) -> !, value: T) -> Result<(), Errno> {
     let place = (stack + STACK_BYTES - size_of::<T>()) / align_of::<T>() * align_of::<T>();
     // SAFETY: the place is on the stack, which no thread uses yet, and is aligned.
     unsafe { (place as *mut T).write(value) };
@@ -38,8 +66,11 @@ pub(crate) fn start<T: Send + 'static>(run: extern "C" fn(&mut T) -> !, value: T
     unsafe { clone(place / STACK_ALIGNMENT * STACK_ALIGNMENT, run as *const () as usize, place) }.map(|_| ())
 }
 
-/// Maps a stack, whose last page cannot be accessed.
-fn map_stack() -> Outcome {
+/// Maps a stack of 128 KiB, whose last page cannot be accessed. Returns its lower end.
+///
+/// # Errors
+/// Of the operating system.
+pub fn map_stack() -> Outcome {
     let stack = map_anonymous(STACK_BYTES)?;
     // SAFETY: the page belongs to the mapping that was just made.
     unsafe { system_call(libc::SYS_mprotect, [stack, PAGE_BYTES, libc::PROT_NONE as usize]) }?;

@@ -1,0 +1,60 @@
+//! Errors of pushed closures.
+
+use base::ErrorKind;
+
+use super::panics::PanicReport;
+
+/// How a call failed. [`PushdownError::kind`] says what the caller should do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PushdownError {
+    /// This process cannot push closures down: the library cannot be loaded, or has not started the executor.
+    #[error("closures cannot be pushed down: {reason}")]
+    Unavailable {
+        /// Why.
+        reason: String,
+    },
+    /// The closure panicked. What it had done before stays done, as with [`catch_unwind`](std::panic::catch_unwind).
+    #[error("a pushed closure panicked: {0}")]
+    Panicked(Box<PanicReport>),
+    /// A signal ended the closure. What it had written is there; locks that it held are held, memory that it had is leaked.
+    #[error(
+        "a pushed closure was ended by signal {signal} (code {code}) at {instruction:#x}, for address {address:#x}"
+    )]
+    Signal {
+        /// The signal, `SIGSEGV` for example.
+        signal: i32,
+        /// The signal's code, `SEGV_MAPERR` for example.
+        code: i32,
+        /// The address that the closure accessed, or 0.
+        address: usize,
+        /// The address of the instruction.
+        instruction: usize,
+    },
+    /// The executor was lost.
+    #[error(
+        "the executor was lost: it is unknown what the pushed closure did, and the memory that the executor had is lost"
+    )]
+    Lost,
+    /// Too many calls wait. The closure has not run.
+    #[error("too many calls wait for the executor, so the closure has not run: try again later, or call it here")]
+    Busy,
+    /// This process, or this thread, cannot push closures down. The closure has not run.
+    #[error(
+        "the closure has not run: this is a forked child, or a pushed closure itself, or the library is of another version"
+    )]
+    Refused,
+}
+
+impl PushdownError {
+    /// What the caller should do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            PushdownError::Unavailable { .. } | PushdownError::Refused => ErrorKind::Rejected,
+            // The same closure would fail again.
+            PushdownError::Panicked(_) | PushdownError::Signal { .. } => ErrorKind::Rejected,
+            PushdownError::Lost => ErrorKind::Ambiguous,
+            PushdownError::Busy => ErrorKind::Retry,
+        }
+    }
+}

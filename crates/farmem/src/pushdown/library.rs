@@ -1,0 +1,147 @@
+//! The library `libheddle_pushdown.so`, as `heddle_pushdown.h` describes it.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::ptr;
+
+use super::error::PushdownError;
+
+/// The flags of a call: each read sees the newest write of either side.
+pub(super) const COHERENT: c_uint = 0;
+
+const NAME: &str = "libheddle_pushdown.so";
+
+#[repr(C)]
+struct LibraryOptions {
+    size: usize,
+    executor: *const c_char,
+    contexts: c_uint,
+}
+
+/// How a call failed.
+#[repr(C)]
+pub(super) struct Failure {
+    kind: c_int,
+    signal: c_int,
+    code: c_int,
+    address: *const c_void,
+    instruction: *const c_void,
+}
+
+const _: () = assert!(size_of::<LibraryOptions>() == 24 && size_of::<Failure>() == 32);
+
+impl Default for Failure {
+    fn default() -> Self {
+        Failure { kind: 0, signal: 0, code: 0, address: ptr::null(), instruction: ptr::null() }
+    }
+}
+
+/// The result of a call that ended with this kind.
+pub(super) fn check(kind: c_int, failure: &Failure) -> Result<(), PushdownError> {
+    match kind {
+        0 => Ok(()),
+        1 => Err(PushdownError::Signal {
+            signal: failure.signal,
+            code: failure.code,
+            address: failure.address.addr(),
+            instruction: failure.instruction.addr(),
+        }),
+        3 => Err(PushdownError::Busy),
+        4 => Err(PushdownError::Refused),
+        // 2, or a kind of a later library: it is unknown what the function did.
+        _ => Err(PushdownError::Lost),
+    }
+}
+
+type Open = unsafe extern "C" fn(*const LibraryOptions) -> c_int;
+type Reason = unsafe extern "C" fn() -> *const c_char;
+type Pushdown = unsafe extern "C" fn(Option<extern "C" fn(*mut c_void)>, *mut c_void, c_uint, *mut Failure) -> c_int;
+type Syncmem = unsafe extern "C" fn(*const c_void, usize) -> c_int;
+
+/// The functions of the library, which stays loaded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Library {
+    open: Open,
+    reason: Reason,
+    pub(super) pushdown: Pushdown,
+    pub(super) syncmem: Syncmem,
+}
+
+impl Library {
+    pub(super) fn load(path: Option<&Path>) -> Result<Library, PushdownError> {
+        let path = match path {
+            Some(path) => path.to_path_buf(),
+            None => default_path()?,
+        };
+        let name = to_c_string(&path)?;
+        // SAFETY: the name ends with a zero byte. The library's initialisers are ours.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+        if handle.is_null() {
+            return Err(loader_error(&path));
+        }
+        let find = |symbol: &CStr| {
+            // SAFETY: the handle is that of a loaded library, and the name ends with a zero byte.
+            let found = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
+            if found.is_null() { Err(loader_error(&path)) } else { Ok(found) }
+        };
+        let (open, reason) = (find(c"heddle_pushdown_open")?, find(c"heddle_pushdown_reason")?);
+        let (pushdown, syncmem) = (find(c"heddle_pushdown")?, find(c"heddle_syncmem")?);
+        // SAFETY: `heddle_pushdown.h` declares these functions with these types, and the library is never unloaded.
+        unsafe {
+            Ok(Library {
+                open: std::mem::transmute::<*mut c_void, Open>(open),
+                reason: std::mem::transmute::<*mut c_void, Reason>(reason),
+                pushdown: std::mem::transmute::<*mut c_void, Pushdown>(pushdown),
+                syncmem: std::mem::transmute::<*mut c_void, Syncmem>(syncmem),
+            })
+        }
+    }
+
+    /// Starts the executor.
+    pub(super) fn open(&self, executor: Option<&Path>, contexts: u32) -> Result<(), PushdownError> {
+        let executor = executor.map(to_c_string).transpose()?;
+        let options = LibraryOptions {
+            size: size_of::<LibraryOptions>(),
+            executor: executor.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
+            contexts,
+        };
+        // SAFETY: the options, and the path in them, live until the function returns.
+        let kind = unsafe { (self.open)(&raw const options) };
+        if kind == 0 {
+            return Ok(());
+        }
+        // SAFETY: the function returns a string that is valid until the next call of `open`.
+        let reason = unsafe { CStr::from_ptr((self.reason)()) };
+        Err(PushdownError::Unavailable { reason: reason.to_string_lossy().into_owned() })
+    }
+}
+
+fn default_path() -> Result<PathBuf, PushdownError> {
+    if let Some(path) = std::env::var_os("HEDDLE_PUSHDOWN_LIBRARY").filter(|path| !path.is_empty()) {
+        return Ok(path.into());
+    }
+    let program = std::env::current_exe();
+    let program = program.map_err(|error| unavailable(format!("the path of this program is unknown: {error}")))?;
+    Ok(program.with_file_name(NAME))
+}
+
+fn to_c_string(path: &Path) -> Result<CString, PushdownError> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| unavailable(format!("{path:?} has a zero byte")))
+}
+
+/// The error of the last `dlopen` or `dlsym` of this thread.
+fn loader_error(path: &Path) -> PushdownError {
+    // SAFETY: the function returns a string that is valid until this thread's next call of the loader, or null.
+    let text = unsafe {
+        let text = libc::dlerror();
+        if text.is_null() { String::new() } else { CStr::from_ptr(text).to_string_lossy().into_owned() }
+    };
+    unavailable(format!("the library {} cannot be loaded: {text}", path.display()))
+}
+
+fn unavailable(reason: String) -> PushdownError {
+    PushdownError::Unavailable { reason }
+}

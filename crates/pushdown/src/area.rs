@@ -1,0 +1,139 @@
+//! The memory that both sides share.
+
+#![allow(unsafe_code)]
+
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::limits::VERSION;
+use crate::ring::{Positions, RING_BYTES, Ring};
+
+/// Functions that run at the same time, at most.
+pub const CONTEXTS_MAX: u32 = 16;
+
+/// The head of the area.
+#[repr(C, align(128))]
+struct Head {
+    version: AtomicU32,
+    /// A [`ExecutorState`].
+    state: AtomicU32,
+    /// How many functions run at the same time.
+    contexts: AtomicU32,
+    /// Where the executor failed to begin: the number of an error.
+    error: AtomicU32,
+    /// Where the caller has the first page of the vdso's data; 0 if it has none.
+    vdso: AtomicU64,
+    executor: Attention,
+    caller: Attention,
+    to_executor: Positions,
+    to_caller: Positions,
+}
+
+/// Who would notice a message.
+#[repr(C, align(128))]
+pub(crate) struct Attention {
+    /// Threads that look for messages.
+    pub(crate) attending: AtomicU32,
+    /// Whether the side's own thread sleeps, and wants to be woken.
+    pub(crate) sleeps: AtomicU32,
+}
+
+const TO_EXECUTOR: usize = size_of::<Head>().next_multiple_of(bare::PAGE_BYTES);
+const TO_CALLER: usize = TO_EXECUTOR + RING_BYTES;
+
+/// Bytes of the area.
+pub const AREA_BYTES: usize = TO_CALLER + RING_BYTES;
+
+/// How far the executor is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExecutorState {
+    /// It has not begun.
+    Starting,
+    /// It can be called.
+    Ready,
+    /// It could not begin, for the reason of this error number, at this step.
+    Failed {
+        /// The number of the error.
+        error: u32,
+        /// Which step of the executor's beginning.
+        step: u32,
+    },
+}
+
+/// The mapped area.
+#[derive(Clone, Copy)]
+pub struct Area {
+    address: usize,
+}
+
+impl Area {
+    /// An area at an address.
+    ///
+    /// # Safety
+    /// [`AREA_BYTES`] are mapped there, shared and writable, and stay so.
+    pub unsafe fn at(address: usize) -> Area {
+        Area { address }
+    }
+
+    fn head(&self) -> &'static Head {
+        // SAFETY: as `at` was promised; the head is atomic numbers.
+        unsafe { &*(self.address as *const Head) }
+    }
+
+    /// Writes what the executor has to know. The memory is zero before.
+    pub fn prepare(&self, contexts: u32, vdso: u64) {
+        let head = self.head();
+        head.contexts.store(contexts.clamp(1, CONTEXTS_MAX), Ordering::Relaxed);
+        head.vdso.store(vdso, Ordering::Relaxed);
+        head.version.store(VERSION, Ordering::Release);
+    }
+
+    /// Whether both sides have the same version.
+    pub fn is_of_this_version(&self) -> bool {
+        self.head().version.load(Ordering::Acquire) == VERSION
+    }
+
+    /// How many functions run at the same time.
+    pub fn contexts(&self) -> u32 {
+        self.head().contexts.load(Ordering::Relaxed).clamp(1, CONTEXTS_MAX)
+    }
+
+    /// Where the caller has the vdso's data; 0 if it has none.
+    pub fn vdso(&self) -> u64 {
+        self.head().vdso.load(Ordering::Relaxed)
+    }
+
+    /// How far the executor is.
+    pub fn state(&self) -> ExecutorState {
+        let error = self.head().error.load(Ordering::Acquire);
+        match self.head().state.load(Ordering::Acquire) {
+            0 => ExecutorState::Starting,
+            1 => ExecutorState::Ready,
+            step => ExecutorState::Failed { error, step },
+        }
+    }
+
+    /// Says how far the executor is.
+    pub fn set_state(&self, state: ExecutorState) {
+        let (error, state) = match state {
+            ExecutorState::Starting => (0, 0),
+            ExecutorState::Ready => (0, 1),
+            ExecutorState::Failed { error, step } => (error, step.max(2)),
+        };
+        self.head().error.store(error, Ordering::Release);
+        self.head().state.store(state, Ordering::Release);
+    }
+
+    pub(crate) fn attention(&self, of_caller: bool) -> &'static Attention {
+        if of_caller { &self.head().caller } else { &self.head().executor }
+    }
+
+    pub(crate) fn ring(&self, to_caller: bool) -> Ring {
+        let (positions, data) = match to_caller {
+            true => (offset_of!(Head, to_caller), TO_CALLER),
+            false => (offset_of!(Head, to_executor), TO_EXECUTOR),
+        };
+        // SAFETY: both lie in the area, which stays mapped.
+        unsafe { Ring::new((self.address + positions) as *const Positions, (self.address + data) as *mut u8) }
+    }
+}

@@ -1,0 +1,58 @@
+//! How a process and the executor of its pushed-down functions work together (TELEPORT, section 3).
+//!
+//! A **caller** is a process that pushes functions down. Its **executor** is a process beside the pool that has the same memory at
+//! the same addresses, and nothing else: it has no program of its own there, opens no file and makes no system call for a
+//! function. [`page_coherence`] decides which side may use which page. This crate has what both sides share: the memory through
+//! which they talk, the messages in it, and the rules. `pushdown_caller` is a library in the caller, `pushdown_executor` is a
+//! program.
+//!
+//! # Steps
+//!
+//! 1. **Opening.** The caller maps an [`Area`] and starts the executor with it and one end of a socket. The executor
+//!    unmaps all memory outside of [`PRIVATE`], its stack and the C library included, maps the vdso where the caller has it, and
+//!    says that it is ready. From here on it is a guest of the caller's address space.
+//! 2. **A call.** The thread that calls switches to a stack that the executor never sees, with its signals blocked. It sends
+//!    [`ToExecutor::Start`] with the function, its argument, the stack below its frame and its thread block, and the
+//!    coherence protocol's call. Then it waits, and works for the function (steps 4 to 6).
+//! 3. **Running.** A thread of the executor takes over stack pointer, thread block and floating-point control of the caller's thread, and calls
+//!    the function. So it *is* that thread, as far as the program can see: its thread-local variables, `errno`, the owner of its
+//!    locks.
+//! 4. **Mappings.** The executor knows no mapping. An access to an address where it has none asks for it
+//!    ([`ToCaller::MappingWanted`]). *Ordinary* memory (private, writable, or anonymous) is mapped empty, and its pages travel by the
+//!    coherence protocol; the caller has the kernel report their faults from then on. *Constant* memory (text, relocated
+//!    constants) is copied when it is needed ([`ToCaller::PagesWanted`]). Shared memory, and the private memory of
+//!    either side, is refused: the access is an error of the function.
+//! 5. **Faults.** An access to a page that is not there, or that is protected, is a fault in the sense of the coherence protocol.
+//! 6. **System calls** of the function are stopped by the kernel (Syscall User Dispatch) and made by the caller's waiting thread
+//!    ([`ToCaller::SystemCall`]). Files, futexes, allocations are therefore those of the caller. What changes the address space is made
+//!    on both sides. What would change the executor, or makes no sense there, is refused with an error number.
+//! 7. **Ending.** When the function returns, or a signal that its own instruction caused ends it, the executor sends
+//!    [`ToCaller::Ended`] and the coherence protocol's reply. The pages stay where they are.
+//! 8. **A side is lost** when its end of the socket is. The executor ends. The caller's memory has lost the pages that the executor
+//!    had: threads that need one end the process, and calls report the loss.
+//!
+//! # Rules
+//!
+//! 1. The runtime of each side keeps its state in memory that the other side never gets, makes its own system calls, and uses
+//!    neither the C library nor thread-local variables nor a page of the program. Otherwise it would wait for itself.
+//! 2. Messages are handled in their order, each to its end, under one lock a side, by whichever thread is there: one that
+//!    waits, or the side's own thread.
+//! 3. A thread that waits looks for messages for a while before it sleeps ([`Link::attend`]); the sender then need not wake anybody.
+//! 4. Each side checks what the other sends. A side that breaks the protocol is lost.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![deny(missing_docs)]
+
+mod area;
+#[doc(hidden)]
+pub mod fuzz;
+mod limits;
+mod link;
+mod message;
+mod ring;
+
+pub use area::{AREA_BYTES, Area, CONTEXTS_MAX, ExecutorState};
+pub use limits::{AREA_ADDRESS, AREA_FILE, CALLER_PRIVATE, CONSTANT_PAGES_MAX, PRIVATE, SOCKET, VERSION};
+pub use link::{Link, Side};
+pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, ToCaller, ToExecutor};
+pub use ring::{FRAME_BYTES_MAX, Frame, RingError};

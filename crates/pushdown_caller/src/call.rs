@@ -1,0 +1,119 @@
+//! A thread's way through a call.
+
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use bare::system_call::system_call;
+use pushdown::{EXITS, Ended, Registers};
+
+use crate::caller::{Outcome, Task};
+use crate::stacks::on_private_stack;
+use crate::system_calls;
+use crate::wait::{CALLER, is_open, wait_until};
+
+thread_local! {
+    /// Whether this thread is in a call. Its function runs with the same thread block, and sees it.
+    static IS_IN_CALL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Where the C library has the kernel keep a thread's processor, from the thread block on; 0 if it has none.
+pub(crate) static RSEQ_OFFSET: AtomicUsize = AtomicUsize::new(0);
+/// How many bytes that are.
+pub(crate) static RSEQ_BYTES: AtomicU64 = AtomicU64::new(0);
+/// `RSEQ_SIG`, and `RSEQ_FLAG_UNREGISTER`.
+const RSEQ_SIGNATURE: usize = 0x5305_3053;
+const RSEQ_UNREGISTER: usize = 1;
+
+const PAGE: u64 = bare::PAGE_BYTES as u64;
+/// Bytes below the stack pointer of a call that its thread uses itself, before and after it.
+const LIVE_BYTES: u64 = 2 * PAGE;
+
+/// Whether this is a pushed-down function. There the library's own variables are out of reach.
+pub(crate) fn is_in_call() -> bool {
+    IS_IN_CALL.get()
+}
+
+/// Runs `function(argument)` in the executor. `None`: it was not run, because this is a pushed-down function, or the library is not
+/// open.
+pub(crate) fn push_down(function: u64, argument: u64) -> Option<Outcome> {
+    if is_in_call() || !is_open() {
+        return None;
+    }
+    IS_IN_CALL.set(true);
+    let outcome = on_private_stack(move |stack, signals| run(function, argument, stack, signals));
+    IS_IN_CALL.set(false);
+    if let Some(Outcome::Ended(Ended { signal: EXITS, code, .. })) = outcome {
+        // SAFETY: the function has called it, on this thread.
+        unsafe { libc::exit(code) };
+    }
+    outcome
+}
+
+/// The call, on a private stack. The executor may take any page of the program meanwhile.
+fn run(function: u64, argument: u64, stack: u64, signals: &mut u64) -> Option<Outcome> {
+    let thread_block = thread_block();
+    let (vector_control, float_control) = float_controls();
+    // The pages of the live frame, and of what this library calls from there, stay on this side.
+    let stack = (stack - LIVE_BYTES) / PAGE * PAGE;
+    let registers = Registers { function, argument, stack, thread_block, vector_control, float_control };
+    let is_rseq = rseq(thread_block, RSEQ_UNREGISTER);
+    let outcome = wait_through(registers, signals);
+    if outcome == Some(Outcome::Lost)
+        && let Some(caller) = CALLER.acquire().as_mut()
+    {
+        caller.give_back_stack(stack);
+    }
+    if is_rseq {
+        rseq(thread_block, 0);
+    }
+    outcome
+}
+
+/// Opens the call, and does what it needs until it has ended.
+fn wait_through(registers: Registers, signals: &mut u64) -> Option<Outcome> {
+    let call = match CALLER.acquire().as_mut()?.call(registers) {
+        Ok(call) => call,
+        Err(outcome) => return Some(outcome),
+    };
+    loop {
+        match wait_until(|caller| caller.next_task(call))? {
+            Task::End(outcome) => return Some(outcome),
+            Task::SystemCall(number, arguments) => {
+                let value = system_calls::make(number, arguments, signals);
+                CALLER.acquire().as_mut()?.returned(call, value);
+            }
+        }
+    }
+}
+
+/// The address of the thread block.
+fn thread_block() -> u64 {
+    const GET_FS: usize = 0x1003;
+    let mut address = 0_u64;
+    // SAFETY: the kernel writes one number.
+    let _ = unsafe { system_call(libc::SYS_arch_prctl, [GET_FS, &raw mut address as usize]) };
+    address
+}
+
+/// Control words of the vector unit and the floating-point unit.
+fn float_controls() -> (u32, u32) {
+    let (mut vector, mut float) = (MaybeUninit::<u32>::uninit(), 0_u16);
+    // SAFETY: both instructions write one number.
+    unsafe {
+        asm!("stmxcsr [{}]", "fnstcw [{}]", in(reg) vector.as_mut_ptr(), in(reg) &mut float, options(nostack));
+        (vector.assume_init(), u32::from(float))
+    }
+}
+
+/// The kernel writes a thread's processor into its thread block whenever the thread was interrupted, and ends the process if it cannot.
+/// During a call the page may be elsewhere. Whether it was registered.
+fn rseq(thread_block: u64, flags: usize) -> bool {
+    let (offset, bytes) = (RSEQ_OFFSET.load(Ordering::Relaxed), RSEQ_BYTES.load(Ordering::Relaxed));
+    let address = (thread_block as usize).wrapping_add(offset);
+    // SAFETY: the address is that at which the C library has registered the thread's structure.
+    offset != 0 && unsafe { system_call(libc::SYS_rseq, [address, bytes as usize, flags, RSEQ_SIGNATURE]) }.is_ok()
+}

@@ -1,0 +1,470 @@
+//! The state of this side, and what it does with messages, faults and events. Always under the lock.
+
+#![allow(unsafe_code)]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+use bare::PAGE_BYTES;
+use bare::system_call::{Errno, system_call};
+use base::ErrorKind;
+use page_coherence::{
+    Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceMode, CoherenceSettings, Output, PAGE_NUMBERS,
+    PageNumber, Payload, Right, RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
+};
+use pushdown::{CONSTANT_PAGES_MAX, Ended, Link, MappingKind, Registers, RingError, ToCaller, ToExecutor};
+
+use crate::mappings::{Found, Mappings};
+use crate::message::print;
+use crate::pages::Pages;
+use crate::progress::tell_waiting;
+use crate::variables;
+
+const UNKNOWN_CALL: Broken = Broken::Protocol("a message about a call that is not open");
+
+/// How a call ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// The function returned, or a signal ended it.
+    Ended(Ended),
+    /// The executor is gone.
+    Lost,
+    /// Too many calls wait.
+    Busy,
+}
+
+/// What a thread in a call does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Task {
+    /// A system call for its function.
+    SystemCall(u64, [u64; 6]),
+    /// Nothing: the call is over.
+    End(Outcome),
+}
+
+/// A call that has not ended.
+struct Call {
+    task: Option<Task>,
+    ended: Ended,
+}
+
+/// Why the executor is given up.
+pub(crate) enum Broken {
+    /// It is gone.
+    Gone,
+    /// It broke the protocol.
+    Protocol(&'static str),
+    /// The operating system refused what it must not refuse.
+    System(Errno),
+}
+
+impl From<Errno> for Broken {
+    fn from(error: Errno) -> Broken {
+        Broken::System(error)
+    }
+}
+
+impl From<RingError> for Broken {
+    fn from(_: RingError) -> Broken {
+        Broken::Gone
+    }
+}
+
+pub(crate) struct Caller {
+    pub(crate) link: &'static Link,
+    pub(crate) side: CallerSide,
+    pub(crate) pages: Pages,
+    pub(crate) mappings: Mappings,
+    calls: BTreeMap<CallId, Call>,
+    calls_made: u64,
+    /// Constant memory of which the executor knows.
+    pub(crate) constant: RunMap<()>,
+    /// The page behind those that were asked for last, and how many of them were asked for ahead.
+    pub(crate) stream: (u64, u64),
+    /// The executor is gone.
+    pub(crate) is_lost: bool,
+    /// Memory was moved, and what the executor has of it is on its way.
+    pub(crate) is_remapping: bool,
+    /// The process is forking: the executor gets nothing meanwhile.
+    is_forking: bool,
+}
+
+impl Caller {
+    pub(crate) fn new(link: Link, pages: Pages, mappings: Mappings) -> Caller {
+        let contexts_max = link.area().contexts() as usize;
+        Caller {
+            side: CallerSide::owning_all(CoherenceSettings { contexts_max, ..CoherenceSettings::default() }),
+            link: Box::leak(Box::new(link)),
+            pages,
+            mappings,
+            calls: BTreeMap::new(),
+            calls_made: 0,
+            constant: RunMap::default(),
+            stream: (0, 0),
+            is_lost: false,
+            is_remapping: false,
+            is_forking: false,
+        }
+    }
+
+    pub(crate) fn link(&self) -> &'static Link {
+        self.link
+    }
+
+    pub(crate) fn faults(&self) -> i32 {
+        self.pages.descriptor()
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    /// Whether calls are open.
+    pub(crate) fn has_calls(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// Handles all messages that have come.
+    pub(crate) fn handle_messages(&mut self) {
+        if self.is_lost || self.is_forking {
+            return;
+        }
+        let mut has_progress = false;
+        loop {
+            let handled = match self.link.receive() {
+                Ok(None) => break,
+                Ok(Some(frame)) => ToCaller::decode(frame)
+                    .map_err(|_| Broken::Protocol("a malformed message"))
+                    .and_then(|message| self.handle(message)),
+                Err(error) => Err(error.into()),
+            };
+            if let Err(why) = handled {
+                self.give_up(&why);
+                return;
+            }
+            has_progress = true;
+        }
+        if has_progress {
+            tell_waiting();
+        }
+    }
+
+    fn handle(&mut self, message: ToCaller) -> Result<(), Broken> {
+        match message {
+            ToCaller::Coherence(bytes) => {
+                let (message, body) = CoherenceToCaller::decode(bytes)
+                    .map_err(|_| Broken::Protocol("a malformed message about a page"))?;
+                let mut out = Vec::new();
+                let now = now();
+                self.side.receive(message, now, &mut out).map_err(|_| Broken::Protocol("a message out of turn"))?;
+                self.carry_out(out, &body)
+            }
+            ToCaller::MappingWanted(address) => {
+                let answer = self.mapping(address);
+                self.tell(&answer)
+            }
+            ToCaller::PagesWanted(address) => self.send_constant(address),
+            ToCaller::SystemCall(call, number, arguments) => {
+                self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?.task = Some(Task::SystemCall(number, arguments));
+                Ok(())
+            }
+            ToCaller::Ended(call, ended) => {
+                self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?.ended = ended;
+                Ok(())
+            }
+        }
+    }
+
+    pub(crate) fn tell(&self, message: &ToExecutor) -> Result<(), Broken> {
+        Ok(self.link.send_to_executor(message, &[])?)
+    }
+
+    /// The answer to a question for a mapping. The faults of memory that the executor may have are reported from now on.
+    fn mapping(&mut self, wanted: u64) -> ToExecutor {
+        let Some(Found { start, end, protection, mut kind, is_file }) = self.mappings.find(wanted) else {
+            return ToExecutor::Mapping { wanted, start: 0, end: 0, protection: 0, kind: MappingKind::Refused };
+        };
+        if kind == MappingKind::Ordinary {
+            let is_anonymous = !is_file || variables::make_anonymous_if_alone(start, end, protection);
+            if !is_anonymous || self.pages.register(start, end).is_err() {
+                kind = MappingKind::Refused;
+            }
+        }
+        if kind == MappingKind::Constant {
+            self.constant.insert(pages_of(start, end), ());
+        }
+        ToExecutor::Mapping { wanted, start, end, protection, kind }
+    }
+
+    fn send_constant(&mut self, address: u64) -> Result<(), Broken> {
+        let found = self.mappings.find(address).filter(|found| found.kind == MappingKind::Constant);
+        let end = found.map_or(address, |found| found.end.min(address + CONSTANT_PAGES_MAX * PAGE_BYTES as u64));
+        let mut bytes = vec![0_u8; (end - address) as usize];
+        let copied = variables::copy_of_this_process(address, &mut bytes);
+        bytes.truncate(copied / PAGE_BYTES * PAGE_BYTES);
+        self.tell(&ToExecutor::Pages(address, bytes.into()))
+    }
+
+    /// Does what the state machine says, in order. `body` is that of the message that is being handled.
+    pub(crate) fn carry_out(&mut self, out: Vec<CallerOutput>, body: &[u8]) -> Result<(), Broken> {
+        let mut outputs = VecDeque::from(out);
+        // A page is out of the program's sight before the executor learns that it may write it.
+        for at in 1..outputs.len() {
+            if matches!(outputs[at], Output::Unmap(_))
+                && matches!(outputs[at - 1], Output::Send(_))
+                && !carries_page(&outputs[at - 1])
+            {
+                outputs.swap(at - 1, at);
+            }
+        }
+        // The page that was last taken from the program, which the next message carries.
+        let mut taken = None;
+        while let Some(output) = outputs.pop_front() {
+            match output {
+                Output::Map { page, writable } => {
+                    let owned = self.owned_from(page);
+                    self.pages.map(page, writable, owned)?;
+                }
+                Output::Protect(page) if gives_up(outputs.front(), page) => {
+                    taken = Some((page, self.pages.take(page)?));
+                }
+                Output::Protect(page) => self.pages.protect(page)?,
+                Output::Unmap(page) => {
+                    if taken.as_ref().is_none_or(|(already, _)| *already != page) {
+                        self.pages.take(page)?;
+                    }
+                }
+                Output::Install(page) => {
+                    self.pages.arrived(
+                        page,
+                        Box::new(body.try_into().map_err(|_| Broken::Protocol("a page of another size"))?),
+                    );
+                }
+                Output::Send(message) => {
+                    let payload = match &message {
+                        CoherenceToExecutor::Answer { page, payload: Payload::Page, .. }
+                        | CoherenceToExecutor::Home { page, payload: Payload::Page, .. } => Some(*page),
+                        _ => None,
+                    };
+                    let contents = payload.map(|page| match &taken {
+                        Some((already, contents)) if *already == page => contents.clone(),
+                        _ => self.pages.contents(page),
+                    });
+                    let body = contents.as_ref().map_or(&[][..], |contents| &contents[..]);
+                    let head = ToExecutor::Coherence(message.encode());
+                    self.link.send_to_executor(&head, body)?;
+                }
+                Output::Wake(page) => self.pages.wake(page)?,
+                Output::Finished(call, outcome) => {
+                    let call = self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?;
+                    call.task = Some(Task::End(match outcome {
+                        CallOutcome::Busy => Outcome::Busy,
+                        CallOutcome::Done | CallOutcome::Killed | CallOutcome::Cancelled => Outcome::Ended(call.ended),
+                    }));
+                }
+                // Only the default mode is used, nothing is cancelled, and the pool's outputs are not this side's.
+                _ => return Err(Broken::Protocol("a message for another mode")),
+            }
+        }
+        // While memory follows a move, faults at its new place have to wait.
+        while !self.is_remapping
+            && let Some(event) = self.pages.next_unhandled()
+        {
+            self.handle_event(event)?;
+        }
+        Ok(())
+    }
+
+    /// How many pages from this one on the program owns.
+    fn owned_from(&self, page: PageNumber) -> u64 {
+        let run = self.side.resident().runs_in(page.0..PAGE_NUMBERS).next();
+        run.filter(|(run, right)| run.start == page.0 && *right == Right::Write)
+            .map_or(0, |(run, _)| run.end - run.start)
+    }
+
+    /// Opens a call.
+    ///
+    /// # Errors
+    /// It was refused, or the executor is gone.
+    pub(crate) fn call(&mut self, registers: Registers) -> Result<CallId, Outcome> {
+        // Memory that was unmapped, and mapped again since, may have old pages at the executor.
+        loop {
+            self.handle_events();
+            if !self.pages.is_changing() {
+                break;
+            }
+        }
+        if self.is_lost {
+            return Err(Outcome::Lost);
+        }
+        self.calls_made += 1;
+        let (call, mut out) = (CallId(self.calls_made), Vec::new());
+        match self.side.call(call, CoherenceMode::Coherent, &mut out) {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::Retry => return Err(Outcome::Busy),
+            Err(_) => return Err(Outcome::Lost),
+        }
+        self.calls.insert(call, Call { task: None, ended: Ended::default() });
+        let sent = self.tell(&ToExecutor::Start(call, registers));
+        let done = sent.and_then(|()| self.carry_out(out, &[]));
+        self.check(done);
+        Ok(call)
+    }
+
+    /// What the thread of a call does next.
+    pub(crate) fn next_task(&mut self, call: CallId) -> Option<Task> {
+        let task = self.calls.get_mut(&call)?.task.take()?;
+        if matches!(task, Task::End(_)) {
+            self.calls.remove(&call);
+        }
+        Some(task)
+    }
+
+    /// The function's system call has returned.
+    pub(crate) fn returned(&mut self, call: CallId, value: i64) {
+        if !self.is_lost {
+            let told = self.tell(&ToExecutor::Returned(call, value));
+            self.check(told);
+        }
+    }
+
+    /// A synchronisation point: what was written in a range is sent home.
+    pub(crate) fn syncmem(&mut self, address: u64, bytes: u64) {
+        // Only what the kernel reports can be protected.
+        let pages = pages_of(address, address.saturating_add(bytes));
+        let runs: Vec<Range<u64>> = self.pages.registered_in(pages);
+        for run in runs {
+            let (mut at, end) = (run.start * PAGE_BYTES as u64, run.end * PAGE_BYTES as u64);
+            while at < end && !self.is_lost {
+                let mut out = Vec::new();
+                let next = self.side.syncmem(at, end - at, &mut out);
+                let done = self.carry_out(out, &[]);
+                self.check(done);
+                at = next.unwrap_or(end);
+            }
+        }
+    }
+
+    /// When [`tick`](Caller::tick) has something to do, from now on.
+    pub(crate) fn next_tick(&self) -> Option<Duration> {
+        self.side.next_tick().map(|at| at.saturating_sub(now()))
+    }
+
+    /// Asks again for pages whose tie was lost.
+    pub(crate) fn tick(&mut self) {
+        if self.side.next_tick().is_some() && !self.is_forking {
+            let mut out = Vec::new();
+            self.side.tick(now(), &mut out);
+            let done = self.carry_out(out, &[]);
+            self.check(done);
+        }
+    }
+
+    /// Asks for all pages that the executor has, and returns whether it has none any more. The process is about to fork, and the
+    /// child has no executor.
+    pub(crate) fn bring_home(&mut self) -> bool {
+        if self.is_lost {
+            return true;
+        }
+        let away: Vec<PageNumber> = self.not_owned(0..PAGE_NUMBERS).into_iter().flatten().map(PageNumber).collect();
+        for page in &away {
+            let mut out = Vec::new();
+            self.side.fault(*page, Access::Write, &mut out);
+            let done = self.carry_out(out, &[]);
+            self.check(done);
+        }
+        self.is_forking = away.is_empty();
+        self.is_forking || self.is_lost
+    }
+
+    /// The process has forked.
+    pub(crate) fn forked(&mut self) {
+        self.is_forking = false;
+    }
+
+    pub(crate) fn check(&mut self, outcome: Result<(), Broken>) {
+        if let Err(why) = outcome {
+            self.give_up(&why);
+        }
+    }
+
+    /// Says why, since nobody else will.
+    fn give_up(&mut self, why: &Broken) {
+        match why {
+            Broken::Gone => {}
+            Broken::Protocol(what) => {
+                print(&format!("the executor of pushed-down functions has sent {what}, and is given up"))
+            }
+            Broken::System(Errno(error)) => {
+                print(&format!(
+                    "error {error} of the operating system; the executor of pushed-down functions is given up"
+                ));
+            }
+        }
+        self.lose();
+    }
+
+    /// The executor is gone. Its calls have ended, and pages that it had are lost.
+    pub(crate) fn lose(&mut self) {
+        if std::mem::replace(&mut self.is_lost, true) {
+            return;
+        }
+        let waiting: Vec<PageNumber> = self
+            .not_owned(0..PAGE_NUMBERS)
+            .into_iter()
+            .flatten()
+            .map(PageNumber)
+            .filter(|page| self.side.is_waiting(*page))
+            .collect();
+        let _ = self.side.lost(&RunMap::default());
+        for call in self.calls.values_mut() {
+            call.task = Some(Task::End(Outcome::Lost));
+        }
+        for page in waiting {
+            // The thread faults again, and learns it.
+            let _ = self.pages.wake(page);
+        }
+        tell_waiting();
+    }
+
+    /// After a lost call: the part of its thread's stack below `stack`, where only the function had anything, is the thread's again.
+    pub(crate) fn give_back_stack(&mut self, stack: u64) {
+        const STACK_BYTES_MAX: u64 = 64 << 20;
+        let pages = pages_of(stack.saturating_sub(STACK_BYTES_MAX), stack);
+        for run in self.not_owned(pages) {
+            self.side.discard(run, &mut Vec::new());
+        }
+    }
+}
+
+/// Whether a message carries the contents of a page.
+fn carries_page(output: &CallerOutput) -> bool {
+    matches!(
+        output,
+        Output::Send(
+            CoherenceToExecutor::Answer { payload: Payload::Page, .. }
+                | CoherenceToExecutor::Home { payload: Payload::Page, .. },
+        )
+    )
+}
+
+/// Whether a message gives up a page together with its contents.
+fn gives_up(next: Option<&CallerOutput>, page: PageNumber) -> bool {
+    matches!(next, Some(Output::Send(
+        CoherenceToExecutor::Answer { page: given, left: Right::None, payload: Payload::Page }
+        | CoherenceToExecutor::Home { page: given, left: Right::None, payload: Payload::Page },
+    )) if *given == page)
+}
+
+pub(crate) fn pages_of(start: u64, end: u64) -> Range<u64> {
+    start / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64)
+}
+
+/// The time since some moment.
+fn now() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes the structure.
+    let _ = unsafe { system_call(libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, &raw mut time as usize]) };
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}

@@ -1,0 +1,92 @@
+//! The library's own thread: it serves the faults of the program, and the executor when nobody else looks.
+
+#![allow(unsafe_code)]
+
+use std::time::Duration;
+
+use bare::system_call::{Errno, system_call};
+use bare::thread::start_at;
+
+use crate::places::STACKS;
+use crate::wait::CALLER;
+
+/// The name that tools show.
+const NAME: &std::ffi::CStr = c"pushdown";
+
+/// How often it looks for signals while calls are open.
+const SIGNALS_EVERY: Duration = Duration::from_millis(100);
+/// Signals by which people and supervisors end a program.
+const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
+
+/// Starts it.
+///
+/// # Errors
+/// Of the operating system.
+pub(crate) fn start() -> Result<(), Errno> {
+    start_at(STACKS, run, ())
+}
+
+extern "C" fn run((): &mut ()) -> ! {
+    // SAFETY: the kernel reads a static name.
+    let _ = unsafe { system_call(libc::SYS_prctl, [libc::PR_SET_NAME as usize, NAME.as_ptr() as usize]) };
+    loop {
+        end_on_signals();
+        let (link, faults, pause, is_lost) = {
+            let mut held = CALLER.acquire();
+            // It was there before this thread was.
+            let Some(caller) = held.as_mut() else { continue };
+            caller.handle_messages();
+            caller.handle_events();
+            caller.tick();
+            let pause = caller.next_tick().or(caller.has_calls().then_some(SIGNALS_EVERY));
+            (caller.link(), caller.faults(), pause, caller.is_lost())
+        };
+        // A lost executor's socket would wake this thread for ever.
+        let socket = if is_lost { -1 } else { link.socket() };
+        if is_lost || link.may_sleep() {
+            sleep(faults, socket, pause);
+        }
+        if !is_lost
+            && !link.drain_socket()
+            && let Some(caller) = CALLER.acquire().as_mut()
+        {
+            caller.lose();
+        }
+    }
+}
+
+/// Ends the program on a signal that would end it anyway, if all threads are in calls, where they block signals.
+fn end_on_signals() {
+    let (mut pending, mut before) = (0_u64, 0_u64);
+    let pointer = |number: &mut u64| std::ptr::from_mut(number) as usize;
+    // SAFETY: the kernel writes a set of eight bytes.
+    let known = unsafe { system_call(libc::SYS_rt_sigpending, [pointer(&mut pending), 8]) };
+    for signal in ENDING.into_iter().filter(|signal| known.is_ok() && pending & signal_bit(*signal) != 0) {
+        let mut action = [0_u64; 4];
+        let arguments = [signal as usize, 0, action.as_mut_ptr() as usize, 8];
+        // SAFETY: the kernel writes a structure of 32 bytes.
+        let is_default = unsafe { system_call(libc::SYS_rt_sigaction, arguments) }.is_ok() && action[0] == 0;
+        if is_default {
+            let mut set = signal_bit(signal);
+            let arguments = [libc::SIG_UNBLOCK as usize, pointer(&mut set), pointer(&mut before), 8];
+            // SAFETY: the kernel reads one set and writes the other. The signal has no handler, so it ends the program.
+            let _ = unsafe { system_call(libc::SYS_rt_sigprocmask, arguments) };
+        }
+    }
+}
+
+/// The place of a signal in a set.
+fn signal_bit(signal: i32) -> u64 {
+    1 << (signal - 1)
+}
+
+/// Sleeps until the kernel reports something, the executor has sent something, or the time is over.
+fn sleep(faults: i32, socket: i32, pause: Option<Duration>) {
+    let wait = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut polls = [wait(faults), wait(socket)];
+    let time =
+        pause.map(|pause| libc::timespec { tv_sec: pause.as_secs() as i64, tv_nsec: i64::from(pause.subsec_nanos()) });
+    let time = time.as_ref().map_or(0, |time| std::ptr::from_ref(time) as usize);
+    // SAFETY: the kernel reads and writes two structures, and reads or changes the time.
+    let _ = unsafe { system_call(libc::SYS_ppoll, [polls.as_mut_ptr() as usize, polls.len(), time, 0]) };
+}

@@ -1,0 +1,42 @@
+//! `libheddle_pushdown.so`: with it a program pushes functions down to an executor (TELEPORT, section 3).
+//!
+//! The interface for C is `include/heddle_pushdown.h`, with one for C++ beside it; `farmem::pushdown` is that for Rust. The steps
+//! are at the head of [`pushdown`].
+//!
+//! - `open` makes the program's memory such that the kernel can report its faults, starts the executor and the handler.
+//! - `call` is a thread's way through a call: it leaves its stack, waits, and makes the function's system calls
+//!   (`system_calls`).
+//! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`; `events`
+//!   is what the kernel and the program do with memory.
+//! - `handler` is a thread of the library, which serves the faults of the program and the executor's requests.
+//! - `interposed` are the functions of the C library of which the executor must learn, `forks` what a fork needs.
+//!
+//! # Rules
+//!
+//! After `open`, code here runs while the program's memory may be anywhere, so
+//!
+//! - all memory of the library lies in [`pushdown::CALLER_PRIVATE`], its heap included; the executor gets nothing of it, nor of the
+//!   library's own variables;
+//! - nothing here calls the C library, uses a thread-local variable, or touches the program's memory while it holds the lock, except for
+//!   pages that are known to be there;
+//! - the lock is taken on private stacks only (`stacks`), with all signals blocked.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
+
+mod call;
+mod caller;
+mod events;
+mod exported;
+mod forks;
+mod handler;
+mod interposed;
+mod mappings;
+mod message;
+mod open;
+mod pages;
+mod places;
+mod progress;
+mod stacks;
+mod system_calls;
+mod variables;
+mod wait;

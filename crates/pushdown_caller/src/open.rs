@@ -1,0 +1,282 @@
+//! Opening: from an ordinary program to one whose memory an executor can have.
+//!
+//! This is the only part of the library that uses the C library and the program's environment.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_void};
+use std::fs::{self, File};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use bare::PAGE_BYTES;
+use bare::userfault::{
+    self, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP, FEATURE_MOVE, FEATURE_WRITE_PROTECT,
+};
+use pushdown::{AREA_BYTES, Area, CALLER_PRIVATE, ExecutorState, Link, Side};
+
+use crate::call::{RSEQ_BYTES, RSEQ_OFFSET};
+use crate::caller::Caller;
+use crate::mappings::Mappings;
+use crate::pages::Pages;
+use crate::places::AREA;
+use crate::variables::make_anonymous;
+use crate::wait::{is_open, set_open};
+use crate::{forks, handler};
+
+/// Where the program looks for the executor.
+const EXECUTOR_VARIABLE: &str = "HEDDLE_EXECUTOR";
+const EXECUTOR_NAME: &str = "heddle-executor";
+/// Descriptors of the library are at least these, out of the way of a program that closes all that it does not know.
+const DESCRIPTOR_MIN: i32 = 200;
+/// How long the executor may take to begin.
+const BEGIN_SECONDS: u64 = 30;
+/// The main thread's stack is mapped to its limit, or so far.
+const STACK_BYTES_MAX: u64 = 64 << 20;
+
+/// What the program chose.
+#[derive(Default)]
+pub(crate) struct Settings {
+    /// The executor's path; if none, the environment's, or that beside the library.
+    pub(crate) executor: Option<String>,
+    /// Functions that run at the same time.
+    pub(crate) contexts: u32,
+}
+
+/// A line of `/proc/self/maps`.
+struct MapsLine {
+    pages: Range<u64>,
+    permissions: String,
+    inode: u64,
+    path: String,
+}
+
+/// Opens the library.
+///
+/// # Errors
+/// The reason, for people.
+pub(crate) fn open(settings: &Settings) -> Result<(), String> {
+    if is_open() {
+        return Err("the process has an executor already".to_owned());
+    }
+    let threads = fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
+    if threads != 1 {
+        return Err(format!(
+            "the process has {threads} threads; open the executor first, since the program's variables are moved to \
+             memory whose faults the kernel can report"
+        ));
+    }
+    let faults = userfault::open(
+        FEATURE_WRITE_PROTECT | FEATURE_MOVE | FEATURE_EVENT_REMAP | FEATURE_EVENT_REMOVE | FEATURE_EVENT_UNMAP,
+    );
+    let explain = |error: bare::system_call::Errno| {
+        format!(
+            "userfaultfd: {}; it needs Linux 6.11 and access to /dev/userfaultfd, or the setting \
+             vm.unprivileged_userfaultfd=1",
+            io::Error::from_raw_os_error(error.0)
+        )
+    };
+    let faults = faults.map_err(explain)?;
+    let outgoing = userfault::open(FEATURE_WRITE_PROTECT | FEATURE_MOVE).map_err(explain)?;
+    let lines = maps()?;
+    let maps_file = File::open("/proc/self/maps").map_err(|error| format!("/proc/self/maps: {error}"))?;
+    let mappings = Mappings::new(keep(maps_file.into())?, own_variables());
+    mappings.check().map_err(|error| {
+        format!("the kernel does not tell one mapping, as Linux does from 6.11 on (error {})", error.0)
+    })?;
+    find_rseq();
+    grow_stack(&lines);
+    let vdso = lines.iter().filter(|line| line.path.starts_with("[vvar")).map(|line| line.pages.start).min();
+    let (area, socket) = start_executor(settings, vdso.unwrap_or(0) * PAGE_BYTES as u64)?;
+    move_variables(&lines)?;
+    let pages = Pages::new(faults, outgoing).map_err(|error| format!("pages: error {}", error.0))?;
+    set_open(Caller::new(Link::new(area, Side::Caller, socket), pages, mappings));
+    forks::prepare();
+    handler::start().map_err(|error| format!("a thread: error {}", error.0))
+}
+
+fn maps() -> Result<Vec<MapsLine>, String> {
+    let text = fs::read_to_string("/proc/self/maps").map_err(|error| format!("/proc/self/maps: {error}"))?;
+    Ok(text.lines().filter_map(maps_line).collect())
+}
+
+fn maps_line(line: &str) -> Option<MapsLine> {
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok().map(|address| address / PAGE_BYTES as u64);
+    let permissions = words.next()?.to_owned();
+    let inode = words.nth(2)?.parse().ok()?;
+    Some(MapsLine {
+        pages: number(start)?..number(end)?,
+        permissions,
+        inode,
+        path: words.next().unwrap_or("").to_owned(),
+    })
+}
+
+/// The library's variables: its writable segments, without what the linker has protected since.
+fn own_variables() -> Vec<Range<u64>> {
+    let mut found = Vec::new();
+    // SAFETY: the function is called with that vector, before this call returns.
+    unsafe { libc::dl_iterate_phdr(Some(look_at_object), (&raw mut found).cast()) };
+    found
+}
+
+/// Notes the segments of the object to which this function belongs.
+unsafe extern "C" fn look_at_object(object: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> i32 {
+    // SAFETY: the C library gives a structure with a table of headers; `found` is what `own_variables` has passed.
+    let (object, found) = unsafe { (&*object, &mut *found.cast::<Vec<Range<u64>>>()) };
+    // SAFETY: as above.
+    let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) };
+    let range = |header: &libc::Elf64_Phdr| {
+        let start = object.dlpi_addr + header.p_vaddr;
+        start..start + header.p_memsz
+    };
+    let segments = || headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
+    if !segments().any(|header| range(header).contains(&(look_at_object as *const () as u64))) {
+        return 0;
+    }
+    let page = PAGE_BYTES as u64;
+    let constant = headers.iter().find(|header| header.p_type == libc::PT_GNU_RELRO).map_or(0..0, range);
+    for segment in segments().filter(|header| header.p_flags & libc::PF_W != 0).map(range) {
+        let start =
+            if constant.contains(&segment.start) { constant.end / page * page } else { segment.start / page * page };
+        let end = segment.end.next_multiple_of(page);
+        if start < end {
+            found.push(start..end);
+        }
+    }
+    1
+}
+
+/// The executor's place: named, or in the environment, or beside the library.
+fn executor(settings: &Settings) -> Result<PathBuf, String> {
+    if let Some(path) = settings.executor.clone().or_else(|| std::env::var(EXECUTOR_VARIABLE).ok()) {
+        return Ok(path.into());
+    }
+    // SAFETY: the structure is filled by the call; the name in it stays as long as the library.
+    let library = unsafe {
+        let mut found: libc::Dl_info = std::mem::zeroed();
+        let known = libc::dladdr(open as *const c_void, &mut found) != 0 && !found.dli_fname.is_null();
+        known.then(|| PathBuf::from(CStr::from_ptr(found.dli_fname).to_string_lossy().into_owned()))
+    };
+    let folder = library.as_ref().and_then(|library| library.parent());
+    folder
+        .map(|folder| folder.join(EXECUTOR_NAME))
+        .ok_or_else(|| format!("set {EXECUTOR_VARIABLE} to the executor's path"))
+}
+
+/// Starts the executor, and waits until it can be called.
+fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32), String> {
+    let path = executor(settings)?;
+    let wrong = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
+    // SAFETY: the name is a string of C; the kernel gives the descriptor to us alone.
+    let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"pushdown".as_ptr(), libc::MFD_CLOEXEC)) };
+    let file = File::from(file);
+    file.set_len(AREA_BYTES as u64).map_err(|error| wrong("shared memory", &error))?;
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE);
+    // SAFETY: the kernel refuses to replace a mapping.
+    let mapped = unsafe { libc::mmap(AREA as *mut c_void, AREA_BYTES, protection, flags, file.as_raw_fd(), 0) };
+    if mapped as usize != AREA {
+        let range = CALLER_PRIVATE;
+        return Err(format!("the program uses addresses from {:#x} on, where the library has its memory", range.start));
+    }
+    // SAFETY: it was just mapped; a fork of the program without an executor may map its own there.
+    let area = unsafe { Area::at(AREA) };
+    area.prepare(settings.contexts, vdso);
+    let (ours, theirs) = UnixStream::pair().map_err(|error| wrong("a socket", &error))?;
+    let socket = keep(ours.into())?;
+    let mut command = Command::new(&path);
+    // A C library whose memory is gone must not have the kernel write to it.
+    command.env_clear().env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
+    command.stdin(OwnedFd::from(theirs)).stdout(file);
+    let started = command.spawn().map_err(|error| wrong(&path.display().to_string(), &error));
+    wait_for(&area, started?)?;
+    Ok((area, socket))
+}
+
+#[allow(clippy::disallowed_methods)] // The program has one thread, which has nothing else to do.
+fn wait_for(area: &Area, mut executor: Child) -> Result<(), String> {
+    let begun = Instant::now();
+    loop {
+        match area.state() {
+            ExecutorState::Ready => return Ok(()),
+            ExecutorState::Failed { error, step } => {
+                let _ = executor.wait();
+                let error = io::Error::from_raw_os_error(error as i32);
+                return Err(format!("the executor cannot begin, at step {step}: {error}"));
+            }
+            ExecutorState::Starting => {}
+        }
+        if let Ok(Some(status)) = executor.try_wait() {
+            return Err(format!("the executor has ended: {status}"));
+        }
+        if begun.elapsed() > Duration::from_secs(BEGIN_SECONDS) {
+            let _ = executor.kill();
+            return Err(format!("the executor did not begin within {BEGIN_SECONDS} s"));
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Moves a descriptor out of the program's way.
+fn keep(file: OwnedFd) -> Result<i32, String> {
+    // SAFETY: the call has no memory argument.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, DESCRIPTOR_MIN) } {
+        -1 => Err(format!("a descriptor: {}", io::Error::last_os_error())),
+        kept => Ok(kept),
+    }
+}
+
+/// Finds where the C library has the kernel write a thread's processor.
+fn find_rseq() {
+    // SAFETY: the symbols, if there are any, are numbers of the C library.
+    unsafe {
+        let offset = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_offset".as_ptr()).cast::<isize>();
+        let size = libc::dlsym(libc::RTLD_DEFAULT, c"__rseq_size".as_ptr()).cast::<u32>();
+        if !offset.is_null() && !size.is_null() && *size > 0 {
+            RSEQ_OFFSET.store(*offset as usize, Ordering::Relaxed);
+            RSEQ_BYTES.store(u64::from((*size).max(32)), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Has the kernel map the main thread's stack to its limit: a function cannot make it grow.
+fn grow_stack(lines: &[MapsLine]) {
+    let Some(stack) = lines.iter().find(|line| line.path == "[stack]") else { return };
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes the structure.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_STACK, &mut limit) } == 0;
+    // The kernel keeps a gap below, and counts arguments and environment.
+    let most = limit.rlim_cur.min(STACK_BYTES_MAX).saturating_sub(1 << 20);
+    let lowest = (stack.pages.end * PAGE_BYTES as u64).saturating_sub(most);
+    if known && most > 0 && lowest < stack.pages.start * PAGE_BYTES as u64 {
+        // SAFETY: the kernel maps the page when it is touched: it lies within the limit of this thread's stack.
+        let _ = unsafe { (lowest as *const u8).read_volatile() };
+    }
+}
+
+/// Puts anonymous memory in place of private mappings of files that the program may write: its variables and those of its libraries.
+fn move_variables(lines: &[MapsLine]) -> Result<(), String> {
+    let own = own_variables();
+    for line in lines {
+        let (start, end) = (line.pages.start * PAGE_BYTES as u64, line.pages.end * PAGE_BYTES as u64);
+        if line.inode == 0
+            || !line.permissions.starts_with("rw")
+            || !line.permissions.ends_with('p')
+            || own.contains(&(start..end))
+        {
+            continue;
+        }
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u32;
+        make_anonymous(start, end, protection)
+            .map_err(|error| format!("the variables of {}: error {}", line.path, error.0))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,259 @@
+// Functions that fail, calls that are refused, and an executor that is lost.
+
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cases.h"
+#include "check.h"
+
+static void returns(void *argument) { *(int *)argument += 1; }
+
+// The caller and the executor work as before.
+static void check_goes_on(void) {
+    int value = 1;
+    CALL(returns, &value);
+    CHECK(value == 2);
+}
+
+static int is_within(const void *instruction, void (*function)(void *)) {
+    return (uintptr_t)instruction - (uintptr_t)function < 1000;
+}
+
+struct failing {
+    volatile int *address;
+    int written;
+    pthread_mutex_t mutex;
+};
+
+static void writes_address(void *argument) {
+    struct failing *failing = argument;
+    failing->written = 1;
+    CHECK(pthread_mutex_lock(&failing->mutex) == 0);
+    *failing->address = 5;
+    failing->written = 2;
+}
+
+static void calls_address(void *argument) {
+    void (*function)(void) = (void (*)(void))(uintptr_t)((struct failing *)argument)->address;
+    function();
+}
+
+static volatile sig_atomic_t handled;
+static void handle(int signal) {
+    (void)signal;
+    handled++;
+}
+
+void sigsegv(void) {
+    struct sigaction action = {.sa_handler = handle};
+    CHECK(sigaction(SIGSEGV, &action, NULL) == 0);
+    static const int constant = 7;
+    int *without_access = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(without_access != MAP_FAILED);
+    volatile int *addresses[] = {(int *)8, without_access, (int *)&constant};
+    for (size_t i = 0; i < 3; i++) {
+        struct failing failing = {.address = addresses[i], .mutex = PTHREAD_MUTEX_INITIALIZER};
+        struct heddle_pushdown_failure failure = CALL_SIGNALLED(writes_address, &failing, SIGSEGV);
+        CHECK(failure.address == addresses[i] && is_within(failure.instruction, writes_address));
+        // The executor need not have a mapping that nobody can access.
+        CHECK(i == 1 || failure.code == (i == 0 ? SEGV_MAPERR : SEGV_ACCERR));
+        CHECK(failing.written == 1 && pthread_mutex_trylock(&failing.mutex) == EBUSY);
+        CHECK(pthread_mutex_unlock(&failing.mutex) == 0);
+        check_goes_on();
+    }
+    CHECK(*(const volatile int *)&constant == 7);
+    // No address at all. The processor does not say which one it was.
+    struct failing failing = {.address = (int *)(UINT64_C(1) << 63), .mutex = PTHREAD_MUTEX_INITIALIZER};
+    CALL_SIGNALLED(writes_address, &failing, SIGSEGV);
+    check_goes_on();
+    // Data is not executed.
+    int *data = malloc(sizeof *data);
+    CHECK(data != NULL);
+    *data = 0xc3;
+    failing.address = data;
+    struct heddle_pushdown_failure failure = CALL_SIGNALLED(calls_address, &failing, SIGSEGV);
+    CHECK(failure.address == data && failure.instruction == data);
+    check_goes_on();
+    CHECK(handled == 0);
+}
+
+static void divides(void *argument) {
+    volatile int *zero = argument, hundred = 100;
+    *zero = hundred / *zero;
+}
+
+void sigfpe(void) {
+    int zero = 0;
+    struct heddle_pushdown_failure failure = CALL_SIGNALLED(divides, &zero, SIGFPE);
+    CHECK(failure.code == FPE_INTDIV && is_within(failure.instruction, divides));
+    check_goes_on();
+}
+
+static void traps(void *argument) {
+    *(volatile int *)argument = 3;
+    __builtin_trap();
+}
+
+void sigill(void) {
+    int written = 0;
+    struct heddle_pushdown_failure failure = CALL_SIGNALLED(traps, &written, SIGILL);
+    CHECK(written == 3 && is_within(failure.instruction, traps));
+    check_goes_on();
+}
+
+static void reads_address(void *argument) { (void)*(volatile char *)argument; }
+
+// A page of a mapping that lies behind the end of its file. The executor has no file there, so that it may see no memory at all.
+void sigbus(void) {
+    char name[] = "/tmp/heddle-pushdown-XXXXXX";
+    int file = mkstemp(name);
+    CHECK(file >= 0 && unlink(name) == 0 && ftruncate(file, 10) == 0);
+    for (int protection = PROT_READ; protection <= (PROT_READ | PROT_WRITE); protection += PROT_WRITE) {
+        char *start = mmap(NULL, 2 * PAGE, protection, MAP_PRIVATE, file, 0);
+        CHECK(start != MAP_FAILED);
+        CALL(reads_address, start);
+        struct heddle_pushdown_failure failure = {0};
+        int kind = heddle_pushdown(reads_address, start + PAGE, HEDDLE_PUSHDOWN_COHERENT, &failure);
+        check_kind(kind, &failure, HEDDLE_PUSHDOWN_SIGNAL, __LINE__);
+        CHECK((failure.signal == SIGBUS || failure.signal == SIGSEGV) && failure.address == start + PAGE);
+        check_goes_on();
+    }
+    close(file);
+}
+
+static volatile int is_deep_enough;
+
+static __attribute__((noinline)) int recurses(volatile char *above) {
+    if (is_deep_enough) return 0;
+    volatile char frame[5000];
+    frame[0] = above[0] + 1;
+    return recurses(frame) + frame[0];
+}
+
+static void recurses_endlessly(void *argument) {
+    char start = 0;
+    *(int *)argument = recurses(&start);
+}
+
+static void *overflows(void *argument) {
+    int result = 0;
+    CALL_SIGNALLED(recurses_endlessly, &result, SIGSEGV);
+    check_goes_on();
+    return argument;
+}
+
+void recursion(void) {
+    overflows(NULL);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, overflows, NULL) == 0 && pthread_join(thread, NULL) == 0);
+}
+
+static void calls_abort(void *argument) {
+    *(int *)argument = 9;
+    abort();
+}
+
+void aborts(void) {
+    for (int round = 0; round < 3; round++) {
+        int written = 0;
+        CALL_SIGNALLED(calls_abort, &written, SIGABRT);
+        CHECK(written == 9);
+        check_goes_on();
+    }
+}
+
+void null_function(void) {
+    struct heddle_pushdown_failure failure = CALL_SIGNALLED(NULL, NULL, SIGSEGV);
+    CHECK(failure.address == NULL && failure.instruction == NULL);
+    check_goes_on();
+}
+
+static void pushes_down(void *argument) {
+    int inner = 0;
+    struct heddle_pushdown_failure failure = {0};
+    CHECK(heddle_pushdown(returns, &inner, HEDDLE_PUSHDOWN_COHERENT, &failure) == HEDDLE_PUSHDOWN_REFUSED);
+    CHECK(inner == 0 && failure.kind == HEDDLE_PUSHDOWN_REFUSED);
+    *(int *)argument = 1;
+}
+
+void nested(void) {
+    int is_done = 0;
+    CALL(pushes_down, &is_done);
+    CHECK(is_done);
+    check_goes_on();
+}
+
+void unknown_flags(void) {
+    int value = 0;
+    struct heddle_pushdown_failure failure = {0};
+    CHECK(heddle_pushdown(returns, &value, 1u << 20, &failure) == HEDDLE_PUSHDOWN_REFUSED);
+    CHECK(value == 0 && failure.kind == HEDDLE_PUSHDOWN_REFUSED);
+    check_goes_on();
+}
+
+static _Alignas(4096) atomic_int is_running;
+
+static void runs_for_ever(void *argument) {
+    (void)argument;
+    atomic_store(&is_running, 1);
+    for (;;) __builtin_ia32_pause();
+}
+
+// Children belong to the thread that has started them.
+static pid_t child_of_this_process(void) {
+    pid_t child = 0;
+    DIR *threads = opendir("/proc/self/task");
+    CHECK(threads != NULL);
+    for (struct dirent *thread; child == 0 && (thread = readdir(threads)) != NULL;) {
+        char name[300];
+        snprintf(name, sizeof name, "/proc/self/task/%s/children", thread->d_name);
+        FILE *children = fopen(name, "r");
+        if (children == NULL) continue;
+        if (fscanf(children, "%d", &child) != 1) child = 0;
+        fclose(children);
+    }
+    closedir(threads);
+    CHECK(child > 0);
+    return child;
+}
+
+static void *kills(void *argument) {
+    pid_t executor = *(pid_t *)argument;
+    struct timespec pause = {.tv_nsec = 1000000};
+    while (!atomic_load(&is_running)) nanosleep(&pause, NULL);
+    CHECK(kill(executor, SIGKILL) == 0);
+    return NULL;
+}
+
+// Far down the stack: what the executor has of it is lost, and this thread does not touch it again.
+static __attribute__((noinline)) int call_deeply(struct heddle_pushdown_failure *failure) {
+    volatile char frames[128 * 1024];
+    frames[0] = frames[sizeof frames - 1] = 1;
+    int kind = heddle_pushdown(runs_for_ever, NULL, HEDDLE_PUSHDOWN_COHERENT, failure);
+    return frames[0] == 1 ? kind : -1;
+}
+
+void lost(void) {
+    pid_t executor = child_of_this_process();
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, kills, &executor) == 0);
+    static struct heddle_pushdown_failure failure;
+    CHECK(call_deeply(&failure) == HEDDLE_PUSHDOWN_LOST && failure.kind == HEDDLE_PUSHDOWN_LOST);
+    CHECK(pthread_join(thread, NULL) == 0);
+    // Only what the executor had is lost.
+    static int value;
+    int kind = heddle_pushdown(returns, &value, HEDDLE_PUSHDOWN_COHERENT, NULL);
+    CHECK(kind == HEDDLE_PUSHDOWN_LOST || kind == HEDDLE_PUSHDOWN_REFUSED);
+    CHECK(value == 0);
+}

@@ -1,0 +1,156 @@
+//! Programs in C and C++ that push functions down: `programs/features.c` and `programs/features.cpp`, one test a case.
+//!
+//! The executor's program is built with its own test (`--test executor`), or by `cargo build --package heddle-pushdown-executor` with the
+//! same profile.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the clock limits a case, and files of tests need not outlive a loss of power"
+)]
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A case that takes longer hangs.
+const CASE_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// A case keeps two processors busy. Beside others it would be slow, and a hang hard to tell from it.
+static ONE_CASE: Mutex<()> = Mutex::new(());
+
+/// One test a case.
+macro_rules! cases {
+    ($program:ident: $($case:ident)+) => {
+        mod $program {
+            $(#[test] fn $case() { super::assert_ok(stringify!($program), stringify!($case)); })+
+        }
+    };
+}
+
+cases! { c:
+    empty statics thread_local stack function_pointer list allocate many_pages syncmem
+    unmapped mmap file_mapping mremap mprotect shared_mapping
+    files stdio getpid time qsort wide_characters rounding dlsym dlopen fork signals
+    mutex condition atomics false_sharing threads threads_in_turn contexts
+    sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost
+}
+
+cases! { cpp:
+    vtables closures exceptions iostream strings shared_ptr static_init thread_local_objects
+}
+
+/// The process ends as if the caller had called `exit`: handlers run, and buffers are written.
+#[test]
+fn a_function_that_calls_exit_ends_the_process_with_its_status() {
+    let run = run_case("c", "exit");
+    assert_eq!((run.status.code(), run.stdout.as_str()), (Some(3), "caller function handler"), "{}", run.stderr);
+}
+
+#[test]
+fn opening_fails_with_a_reason_when_there_is_no_executor() {
+    let missing = Path::new("/nonexistent/heddle-executor");
+    let run = run_with_executor("c", "empty", missing);
+    assert_eq!(run.status.code(), Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("not opened") && run.stderr.contains("/nonexistent/heddle-executor"), "{}", run.stderr);
+}
+
+fn assert_ok(program: &str, case: &str) {
+    let run = run_case(program, case);
+    let is_ok = run.status.success() && run.stdout.ends_with("ok\n");
+    assert!(is_ok, "{program} {case}: {}\n{}{}", run.status, run.stdout, run.stderr);
+}
+
+/// How a case ended.
+struct Run {
+    status: ExitStatus,
+    stdout: String,
+    stderr: String,
+}
+
+fn run_case(program: &str, case: &str) -> Run {
+    let executor =
+        library_folder().parent().expect("the folder of tests is in that of programs").join("heddle-executor");
+    assert!(executor.exists(), "{} is missing: build the package heddle-pushdown-executor first", executor.display());
+    run_with_executor(program, case, &executor)
+}
+
+fn run_with_executor(program: &str, case: &str, executor: &Path) -> Run {
+    let _one = ONE_CASE.lock().unwrap_or_else(PoisonError::into_inner);
+    // Not pipes: a process that hangs would keep them open.
+    let (stdout, stderr) = (folder().join("stdout"), folder().join("stderr"));
+    let mut command = Command::new(folder().join(program));
+    command.arg(case).env("HEDDLE_EXECUTOR", executor).stdin(Stdio::null()).process_group(0);
+    command.stdout(File::create(&stdout).expect("the folder is writable"));
+    command.stderr(File::create(&stderr).expect("the folder is writable"));
+    let mut child = command.spawn().expect("the program can be started");
+    let status = wait(&mut child);
+    let [stdout, stderr] = [stdout, stderr].map(|file| {
+        let text = fs::read(file).expect("the file is there");
+        String::from_utf8_lossy(&text).into_owned()
+    });
+    let Some(status) = status else {
+        panic!("{program} {case} has not ended within {} s:\n{stdout}{stderr}", CASE_TIMEOUT.as_secs());
+    };
+    Run { status, stdout, stderr }
+}
+
+/// Waits until the program has ended; kills it, and its executor, if it hangs.
+fn wait(child: &mut Child) -> Option<ExitStatus> {
+    let start = Instant::now();
+    while start.elapsed() < CASE_TIMEOUT {
+        if let Some(status) = child.try_wait().expect("it is a child") {
+            return Some(status);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let group = format!("-{}", child.id());
+    let killed = Command::new("kill").args(["-KILL", "--", &group]).status().expect("there is such a program");
+    assert!(killed.success(), "the group of the program is there");
+    child.wait().expect("it is a child");
+    None
+}
+
+/// Where the library is, which cargo builds with this test: beside it.
+fn library_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("the test has a file");
+    let library = test.with_file_name("libheddle_pushdown.so");
+    assert!(library.exists(), "{} is missing", library.display());
+    test.parent().expect("it is in a folder").to_path_buf()
+}
+
+/// The folder with the compiled programs, which this process compiles. A later run removes it.
+fn folder() -> &'static Path {
+    const PREFIX: &str = "pushdown-";
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        for entry in fs::read_dir(parent).expect("cargo makes the folder").flatten() {
+            let name = entry.file_name();
+            let process = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+            if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
+        let folder = parent.join(format!("{PREFIX}{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("the target folder is writable");
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+        let c = ["features.c", "memory.c", "mappings.c", "system.c", "threads.c", "failures.c"];
+        compile("cc", &[], &c.map(|file| sources.join(file)), &folder.join("c"));
+        compile("c++", &["-std=c++17"], &[sources.join("features.cpp")], &folder.join("cpp"));
+        folder
+    })
+}
+
+fn compile(compiler: &str, options: &[&str], sources: &[PathBuf], program: &Path) {
+    let libraries = library_folder();
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
+    let mut command = Command::new(compiler);
+    command.args(options).args(["-O1", "-g", "-pthread", "-Wall", "-Wextra", "-I"]).arg(include);
+    command.arg("-o").arg(program).args(sources).arg("-L").arg(&libraries).arg("-lheddle_pushdown");
+    command.arg(format!("-Wl,-rpath,{}", libraries.display()));
+    let output = command.output().expect("compilers for C and C++ are installed, as for a dependency");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

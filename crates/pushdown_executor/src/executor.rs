@@ -1,0 +1,421 @@
+//! The state of the executor, and what it does with messages, faults and system calls. Always under the lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+use bare::PAGE_BYTES;
+use bare::system_call::{Errno, exit_group};
+use bare::userfault::UserFaults;
+use base::Bytes;
+use page_coherence::{
+    Access, CallId, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber, Payload, Right,
+    ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
+};
+use pushdown::{Ended, Link, MappingKind, Registers, ToCaller, ToExecutor};
+
+use crate::mappings::Mappings;
+use crate::pages::{PageContents, Pages};
+use crate::sandbox::SET_SYSTEM_CALL_DISPATCH;
+
+/// Pages that are asked for ahead, at most.
+const AHEAD_MAX: u64 = 32;
+
+/// Why this process gives up: the caller broke the protocol, or the operating system refused what it had promised.
+#[derive(Debug)]
+struct Broken;
+
+impl From<Errno> for Broken {
+    fn from(_: Errno) -> Broken {
+        Broken
+    }
+}
+
+/// What came of a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FaultOutcome {
+    /// The access can be tried again.
+    Served,
+    /// The program has no such memory, or may not access it so: the access is an error of the function, with this signal and code.
+    Refused(i32, i32),
+}
+
+/// `SEGV_MAPERR`, `SEGV_ACCERR` and `BUS_ADRERR`.
+const NOT_MAPPED: FaultOutcome = FaultOutcome::Refused(libc::SIGSEGV, 1);
+const NOT_ALLOWED: FaultOutcome = FaultOutcome::Refused(libc::SIGSEGV, 2);
+const NOT_THERE: FaultOutcome = FaultOutcome::Refused(libc::SIGBUS, 2);
+
+/// What came of a system call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SystemCallOutcome {
+    /// It returned this.
+    Returned(i64),
+    /// It ends the function as this signal would.
+    Ends(i32),
+}
+
+pub(crate) struct Executor {
+    link: &'static Link,
+    side: ExecutorSide,
+    mappings: Mappings,
+    pages: Pages,
+    /// With what the functions of calls begin that have not begun.
+    starts: BTreeMap<CallId, Registers>,
+    /// Calls whose turn it is.
+    ready: VecDeque<CallId>,
+    /// What system calls have returned.
+    returned: BTreeMap<CallId, i64>,
+    /// Addresses whose mapping is asked for.
+    asked_mappings: Vec<u64>,
+    /// Addresses of pages of constant memory that are asked for.
+    asked_pages: Vec<u64>,
+    /// Answers of the caller that there is no mapping for the executor, and whether there is one at all. Each is for one asker.
+    refused: Vec<(u64, bool)>,
+    /// Pages that were asked for ahead, to be mapped when they come.
+    ahead: BTreeMap<PageNumber, Access>,
+    /// The page behind those that were asked for last, and how many those were.
+    stream: (u64, u64),
+    /// Whether a message was handled that somebody may wait for.
+    has_progress: bool,
+}
+
+impl Executor {
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn new(link: Link, faults: UserFaults) -> Result<Executor, Errno> {
+        let contexts_max = link.area().contexts() as usize;
+        let settings = CoherenceSettings { contexts_max, ..CoherenceSettings::default() };
+        Ok(Executor {
+            link: Box::leak(Box::new(link)),
+            side: ExecutorSide::new(settings),
+            mappings: Mappings::new(faults),
+            pages: Pages::new(faults)?,
+            starts: BTreeMap::new(),
+            ready: VecDeque::new(),
+            returned: BTreeMap::new(),
+            asked_mappings: Vec::new(),
+            asked_pages: Vec::new(),
+            refused: Vec::new(),
+            ahead: BTreeMap::new(),
+            stream: (0, 0),
+            has_progress: false,
+        })
+    }
+
+    pub(crate) fn link(&self) -> &'static Link {
+        self.link
+    }
+
+    /// How long the service thread may sleep, in milliseconds: for ever, since this side never loses a tie.
+    pub(crate) fn pause(&self) -> i32 {
+        -1
+    }
+
+    /// Handles all messages that have come; whether there were any.
+    pub(crate) fn handle_messages(&mut self) -> bool {
+        self.has_progress = false;
+        while let Some(frame) = self.link.receive().unwrap_or_else(|_| exit_group(1)) {
+            let message = ToExecutor::decode(frame).unwrap_or_else(|_| exit_group(1));
+            if self.handle(message).is_err() {
+                exit_group(1);
+            }
+            self.has_progress = true;
+        }
+        self.has_progress
+    }
+
+    fn handle(&mut self, message: ToExecutor) -> Result<(), Broken> {
+        match message {
+            ToExecutor::Coherence(bytes) => self.coherence(bytes),
+            ToExecutor::Start(call, registers) => {
+                self.starts.insert(call, registers);
+                Ok(())
+            }
+            ToExecutor::Mapping { wanted, start, end, protection, kind } => {
+                self.asked_mappings.retain(|address| *address != wanted);
+                match kind {
+                    MappingKind::Refused => self.refused.push((wanted, end > start)),
+                    MappingKind::Ordinary | MappingKind::Constant => self.mappings.add(start, end, protection, kind)?,
+                }
+                Ok(())
+            }
+            ToExecutor::Pages(first, bytes) => {
+                self.asked_pages.retain(|address| *address != first);
+                let pages = bytes.chunks_exact(PAGE_BYTES).zip(first / PAGE_BYTES as u64..);
+                for (contents, page) in pages {
+                    let contents: &PageContents = contents.try_into().map_err(|_| Broken)?;
+                    if self.mappings.at(PageNumber(page)).is_some_and(|mapping| mapping.is_constant) {
+                        self.pages.map_constant(PageNumber(page), contents)?;
+                    }
+                }
+                Ok(())
+            }
+            ToExecutor::Returned(call, value) => {
+                self.returned.insert(call, value);
+                Ok(())
+            }
+            ToExecutor::Unmapped(start, end) => {
+                let pages = start / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64);
+                self.pages.unmapped(pages.clone())?;
+                Ok(self.mappings.remove(pages)?)
+            }
+            ToExecutor::Protected { start, end, protection } => {
+                Ok(self.mappings.protect(start / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64), protection)?)
+            }
+        }
+    }
+
+    fn coherence(&mut self, bytes: Bytes) -> Result<(), Broken> {
+        let (message, body) = CoherenceToExecutor::decode(bytes).map_err(|_| Broken)?;
+        let had_context = self.side.has_context();
+        let resident = match &message {
+            CoherenceToExecutor::Call { resident, .. } if !had_context => Some(resident.clone()),
+            _ => None,
+        };
+        for (pages, right) in resident.iter().flat_map(|resident| resident.runs()) {
+            self.caller_has(pages, right)?;
+        }
+        let mut out = Vec::new();
+        // This side never loses a tie, so it needs no clock.
+        self.side.receive(message, Duration::ZERO, &mut out).map_err(|_| Broken)?;
+        self.carry_out(out, &body)
+    }
+
+    /// A call begins a context. What the caller took back since the last one, without a message, must not be mapped any more.
+    fn caller_has(&mut self, pages: Range<u64>, right: Right) -> Result<(), Broken> {
+        if right != Right::Write {
+            for page in self.pages.writable_in(pages) {
+                self.pages.protect(page)?;
+            }
+            return Ok(());
+        }
+        // A request that is on its way may find that both sides wanted to write the page. This side wins then, and the answer comes
+        // without the contents, which are here.
+        let requested = self.side.requested().filter(|page| pages.contains(&page.0) && self.pages.has(*page));
+        let kept: Vec<_> = requested.map(|page| (page, self.pages.contents(page))).collect();
+        self.pages.drop(pages)?;
+        for (page, contents) in kept {
+            self.pages.put(page, contents?)?;
+        }
+        Ok(())
+    }
+
+    /// Does what the state machine says, in order. `body` is that of the message that is being handled.
+    fn carry_out(&mut self, out: Vec<ExecutorOutput>, body: &[u8]) -> Result<(), Broken> {
+        let mut outputs = VecDeque::from(out);
+        while let Some(output) = outputs.pop_front() {
+            match output {
+                Output::Map { page, writable } => {
+                    if self.mappings.at(page).is_some() {
+                        self.pages.map(page, writable)?;
+                    }
+                }
+                Output::Protect(page) => self.pages.protect(page)?,
+                Output::Unmap(page) => self.pages.take(page)?,
+                Output::Install(page) => {
+                    let contents: &PageContents = body.try_into().map_err(|_| Broken)?;
+                    self.pages.put(page, Box::new(*contents))?;
+                }
+                Output::Drop(pages) => self.pages.drop(pages)?,
+                Output::Send(message) => self.send(&message)?,
+                Output::Start(call) => self.ready.push_back(call),
+                Output::Load(page) => {
+                    // No storage lies below: a page that nobody has is zero.
+                    self.pages.put(page, Box::new([0; PAGE_BYTES]))?;
+                    let mut more = Vec::new();
+                    self.side.loaded(page, &mut more);
+                    more.into_iter().rev().for_each(|output| outputs.push_front(output));
+                }
+                Output::Wake(page) => {
+                    if let Some(access) = self.ahead.remove(&page) {
+                        let mut more = Vec::new();
+                        self.side.fault(page, access, &mut more);
+                        outputs.extend(more);
+                    }
+                }
+                Output::EndContext => self.ahead.clear(),
+                Output::Fill(_) | Output::Place(_) => {}
+                // Nothing is evicted here, only the default mode is used, and a lost caller ends this process.
+                Output::Store(_)
+                | Output::Free(_)
+                | Output::Stop(_)
+                | Output::Twin(_)
+                | Output::DropTwin(_)
+                | Output::Rebase(_)
+                | Output::Finished(..)
+                | Output::CancelDeclined(_) => return Err(Broken),
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, message: &CoherenceToCaller) -> Result<(), Broken> {
+        let head = ToCaller::Coherence(message.encode());
+        match message {
+            CoherenceToCaller::Grant { page, access, payload: Payload::Page } => {
+                let contents = self.pages.contents(*page)?;
+                self.tell(&head, &contents[..])?;
+                if *access == Access::Write {
+                    self.pages.forget(*page);
+                }
+                Ok(())
+            }
+            _ => self.tell(&head, &[]),
+        }
+    }
+
+    fn tell(&self, message: &ToCaller, body: &[u8]) -> Result<(), Broken> {
+        self.link.send_to_caller(message, body).map_err(|_| Broken)
+    }
+
+    /// The next function whose turn it is.
+    pub(crate) fn next_function(&mut self) -> Option<(CallId, Registers)> {
+        let call = self.ready.pop_front()?;
+        match self.starts.remove(&call) {
+            Some(registers) => Some((call, registers)),
+            // The caller did not say what to run.
+            None => exit_group(1),
+        }
+    }
+
+    /// A function has ended.
+    pub(crate) fn end_function(&mut self, call: CallId, ended: Ended) {
+        let mut out = Vec::new();
+        let told = self.tell(&ToCaller::Ended(call, ended), &[]);
+        let finished = self.side.finish(call, &mut out);
+        if told.is_err() || finished.is_err() || self.carry_out(out, &[]).is_err() {
+            exit_group(1);
+        }
+    }
+
+    /// A function accessed an address without a mapping, or against its protection. `None`: the caller was asked.
+    pub(crate) fn mapping_fault(&mut self, address: u64, needed: u32, asked: &mut bool) -> Option<FaultOutcome> {
+        let page = address / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        let known = self.mappings.at(PageNumber(page / PAGE_BYTES as u64));
+        if known.is_some_and(|mapping| mapping.protection & needed != 0) {
+            return Some(FaultOutcome::Served);
+        }
+        if !std::mem::replace(asked, true) {
+            if !self.asked_mappings.contains(&page) {
+                self.asked_mappings.push(page);
+                self.ask(&ToCaller::MappingWanted(page));
+            }
+            return None;
+        }
+        if let Some(at) = self.refused.iter().position(|(refused, _)| *refused == page) {
+            let (_, is_mapped) = self.refused.swap_remove(at);
+            return Some(if is_mapped { NOT_ALLOWED } else { NOT_MAPPED });
+        }
+        if self.asked_mappings.contains(&page) { None } else { Some(NOT_ALLOWED) }
+    }
+
+    /// A function accessed a page that is not there, or is protected. `None`: somebody was asked.
+    pub(crate) fn page_fault(&mut self, address: u64, access: Access, asked: &mut bool) -> Option<FaultOutcome> {
+        let page = PageNumber(address / PAGE_BYTES as u64);
+        if self.pages.access(page) >= access.right() {
+            return Some(FaultOutcome::Served);
+        }
+        match self.mappings.at(page) {
+            // It was unmapped meanwhile: the next access says so.
+            None => return Some(FaultOutcome::Served),
+            Some(mapping) if mapping.is_constant && self.pages.has_constant(page) => {
+                return Some(FaultOutcome::Served);
+            }
+            Some(mapping) if mapping.is_constant => {
+                let start = page.0 * PAGE_BYTES as u64;
+                if *asked && !self.asked_pages.contains(&start) {
+                    return Some(NOT_THERE);
+                }
+                *asked = true;
+                if !self.asked_pages.contains(&start) {
+                    self.asked_pages.push(start);
+                    self.ask(&ToCaller::PagesWanted(start));
+                }
+            }
+            Some(_) => {
+                let mut out = Vec::new();
+                self.side.fault(page, access, &mut out);
+                if !std::mem::replace(asked, true) {
+                    self.read_ahead(page, access, &mut out);
+                }
+                if self.carry_out(out, &[]).is_err() {
+                    exit_group(1);
+                }
+                if self.pages.access(page) >= access.right() {
+                    return Some(FaultOutcome::Served);
+                }
+            }
+        }
+        None
+    }
+
+    /// Asks for the pages behind one that was asked for, if functions go through memory in order.
+    fn read_ahead(&mut self, page: PageNumber, access: Access, out: &mut Vec<ExecutorOutput>) {
+        let (next, last) = self.stream;
+        let count = if page.0 == next { (last * 2).clamp(1, AHEAD_MAX) } else { 0 };
+        self.stream = (page.0 + count + 1, count);
+        for page in (page.0 + 1..=page.0 + count).map(PageNumber) {
+            let is_ordinary =
+                self.mappings.at(page).is_some_and(|mapping| !mapping.is_constant && mapping.allows(access));
+            if is_ordinary && self.pages.access(page) < access.right() && !self.side.is_waiting(page) {
+                self.ahead.insert(page, access);
+                self.side.fault(page, access, out);
+            }
+        }
+    }
+
+    fn ask(&self, question: &ToCaller) {
+        if self.tell(question, &[]).is_err() {
+            exit_group(1);
+        }
+    }
+
+    /// Begins a system call of a function; what came of it, if the caller need not be asked.
+    pub(crate) fn begin_system_call(
+        &mut self,
+        call: CallId,
+        number: u64,
+        arguments: [u64; 6],
+    ) -> Option<SystemCallOutcome> {
+        let refused = |error: i32| Some(SystemCallOutcome::Returned(-i64::from(error)));
+        match number as libc::c_long {
+            libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => return refused(libc::EAGAIN),
+            // The program allocates other memory and copies instead.
+            libc::SYS_mremap => return refused(libc::ENOMEM),
+            libc::SYS_execve | libc::SYS_execveat | libc::SYS_ptrace | libc::SYS_arch_prctl | libc::SYS_seccomp => {
+                return refused(libc::EPERM);
+            }
+            libc::SYS_rseq | libc::SYS_set_robust_list => return refused(libc::ENOSYS),
+            libc::SYS_prctl if arguments[0] == SET_SYSTEM_CALL_DISPATCH => {
+                return refused(libc::EINVAL);
+            }
+            // A thread that would end here is the caller's, which waits.
+            libc::SYS_exit => return Some(SystemCallOutcome::Ends(libc::SIGSYS)),
+            // What `abort` does first. The caller shall live.
+            libc::SYS_tgkill if arguments[2] == libc::SIGABRT as u64 => {
+                return Some(SystemCallOutcome::Ends(libc::SIGABRT));
+            }
+            _ => {}
+        }
+        if self.tell(&ToCaller::SystemCall(call, number, arguments), &[]).is_err() {
+            exit_group(1);
+        }
+        None
+    }
+
+    /// What the system call of a call has returned.
+    pub(crate) fn returned(&mut self, call: CallId) -> Option<i64> {
+        self.returned.remove(&call)
+    }
+
+    /// A system call has returned: this process does what changes its memory too.
+    pub(crate) fn end_system_call(&mut self, number: u64, arguments: [u64; 6], value: i64) {
+        if number == libc::SYS_mprotect as u64 && value == 0 {
+            let [start, bytes, protection, ..] = arguments;
+            let pages: Range<u64> = start / PAGE_BYTES as u64..start.saturating_add(bytes).div_ceil(PAGE_BYTES as u64);
+            if self.mappings.protect(pages, protection as u32).is_err() {
+                exit_group(1);
+            }
+        }
+    }
+}

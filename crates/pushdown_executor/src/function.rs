@@ -1,0 +1,58 @@
+//! The threads that run functions.
+
+#![allow(unsafe_code)]
+
+use bare::system_call::{Errno, exit_group, map_anonymous_at, system_call};
+use bare::thread::{STACK_BYTES, start_at};
+use page_coherence::CallId;
+use pushdown::Ended;
+
+use crate::context::{Context, SIGNAL_STACK_BYTES, enter};
+use crate::places::STACKS;
+use crate::sandbox;
+use crate::wait::{Held, wait_until};
+
+/// Starts a thread for functions.
+///
+/// # Errors
+/// Of the operating system.
+pub(crate) fn start_thread(number: u32) -> Result<(), Errno> {
+    // Behind the service thread's stack, with a gap below each.
+    let place = STACKS + (number as usize + 1) * 4 * SIGNAL_STACK_BYTES.max(STACK_BYTES);
+    let signal_stack = map_anonymous_at(place, SIGNAL_STACK_BYTES)?;
+    start_at(place + 2 * SIGNAL_STACK_BYTES.max(STACK_BYTES), run, signal_stack)
+}
+
+extern "C" fn run(signal_stack: &mut usize) -> ! {
+    if prepare(*signal_stack).is_err() {
+        exit_group(1);
+    }
+    // SAFETY: the stack for signals is this thread's, and its lowest bytes are for the context.
+    let context = unsafe { &mut *(*signal_stack as *mut Context) };
+    loop {
+        let (call, registers) = wait_until(|executor| executor.next_function());
+        context.call = call;
+        context.ended = Ended::default();
+        // SAFETY: the context is this thread's.
+        let was_ended = unsafe { enter(context, &registers) } != 0;
+        end_function(call, if was_ended { context.ended } else { Ended::default() });
+    }
+}
+
+fn end_function(call: CallId, ended: Ended) {
+    Held::new().executor().end_function(call, ended);
+}
+
+/// Signals are handled on their own stack, and system calls from outside of this program are signals.
+fn prepare(signal_stack: usize) -> Result<(), Errno> {
+    let stack = libc::stack_t { ss_sp: signal_stack as *mut libc::c_void, ss_flags: 0, ss_size: SIGNAL_STACK_BYTES };
+    let nothing = 0_u64;
+    // SAFETY: the kernel reads a structure and a set of signals; the stack is this thread's.
+    unsafe {
+        system_call(libc::SYS_sigaltstack, [&raw const stack as usize, 0])?;
+        let set = &raw const nothing as usize;
+        system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, set, 0, size_of::<u64>()])?;
+    }
+    sandbox::stop_system_calls()?;
+    sandbox::enter()
+}

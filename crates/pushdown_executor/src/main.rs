@@ -1,0 +1,38 @@
+//! `heddle-executor`: runs the pushed-down functions of one process, in that process's address space.
+//!
+//! The steps are at the head of [`pushdown`]. This program is linked at addresses that no other program uses ([`pushdown::PRIVATE`]),
+//! and keeps all that it has there:
+//!
+//! | from the start of the private addresses | |
+//! |---|---|
+//! | 0 | the program |
+//! | 8 GiB | its heap |
+//! | 24 GiB | stacks, and stacks for signals |
+//! | 28 GiB | pages that are on their way out |
+//! | 32 GiB | the area |
+//!
+//! After it has begun it makes no call of the C library, which is not there any more. It has one *service thread*, which waits for
+//! messages, and a thread for each function that runs. A function that needs something is stopped by a signal, on a stack of its
+//! own; the handler gets what is needed, and the function goes on.
+//!
+//! 1. `SIGSEGV` at an address without a mapping, or with another protection than the caller's: ask for the mapping.
+//! 2. `SIGBUS`: the page is not there, or is protected: a fault of the coherence protocol, or a page of constant memory.
+//! 3. `SIGSYS`: a system call, which the caller makes.
+//! 4. Any other signal of an instruction, or one of these without a remedy, ends the function.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
+
+mod begin;
+mod context;
+mod executor;
+mod function;
+mod mappings;
+mod pages;
+mod places;
+mod sandbox;
+mod signals;
+mod wait;
+
+fn main() {
+    begin::begin()
+}

@@ -1,0 +1,216 @@
+//! The pages that the executor has: mapped, or put aside.
+//!
+//! Pool memory, in the sense of the coherence protocol, is this process's own. A page whose contents arrive is put aside until a function
+//! needs it. A page that is taken from the functions is moved out of their sight, and its contents are sent from there.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use bare::PAGE_BYTES;
+use bare::memory::bare_memory_copy;
+use bare::system_call::{Errno, advise, map_anonymous_at};
+use bare::userfault::{UserFaults, persist};
+use page_coherence::{PageNumber, Right, RunMap};
+
+use crate::mappings::bytes_of;
+use crate::places::OUTGOING;
+
+/// The bytes of a page.
+pub(crate) type PageContents = [u8; PAGE_BYTES];
+
+/// Contents are never made up: every page that is here has come from the caller.
+const LACKS_CONTENTS: Errno = Errno(libc::ENODATA);
+
+/// Pages that may be on their way out before their memory is given back.
+const OUTGOING_PAGES: u64 = 64;
+
+/// All of them.
+pub(crate) struct Pages {
+    faults: UserFaults,
+    /// The ordinary pages that functions can access, and how.
+    mapped: RunMap<Right>,
+    /// The pages of constant memory that are there.
+    constant: RunMap<()>,
+    /// Contents of pages that are not mapped.
+    aside: BTreeMap<PageNumber, Box<PageContents>>,
+    /// The page that was last taken from the functions, and how many were since memory was given back.
+    taken: Option<PageNumber>,
+    taken_count: u64,
+}
+
+impl Pages {
+    /// Without pages.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn new(faults: UserFaults) -> Result<Pages, Errno> {
+        let bytes = OUTGOING_PAGES as usize * PAGE_BYTES;
+        map_anonymous_at(OUTGOING as usize, bytes)?;
+        // SAFETY: the advice changes no content.
+        let _ = unsafe { advise(OUTGOING as usize, bytes, libc::MADV_NOHUGEPAGE) };
+        faults.register(OUTGOING, bytes as u64)?;
+        Ok(Pages {
+            faults,
+            mapped: RunMap::default(),
+            constant: RunMap::default(),
+            aside: BTreeMap::new(),
+            taken: None,
+            taken_count: 0,
+        })
+    }
+
+    /// What functions can do with a page without a fault.
+    pub(crate) fn access(&self, page: PageNumber) -> Right {
+        self.mapped.get(page).unwrap_or(Right::None)
+    }
+
+    /// Whether the contents of a page are here.
+    pub(crate) fn has(&self, page: PageNumber) -> bool {
+        self.access(page) != Right::None || self.aside.contains_key(&page)
+    }
+
+    /// Whether a page of constant memory is there.
+    pub(crate) fn has_constant(&self, page: PageNumber) -> bool {
+        self.constant.contains(page)
+    }
+
+    /// Puts contents aside. They are newer than what is mapped there: the caller may have taken the page between two calls.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn put(&mut self, page: PageNumber, contents: Box<PageContents>) -> Result<(), Errno> {
+        self.drop(page.0..page.0 + 1)?;
+        self.aside.insert(page, contents);
+        Ok(())
+    }
+
+    /// Lets functions access a page.
+    ///
+    /// # Errors
+    /// Of the operating system, or its contents are not here.
+    pub(crate) fn map(&mut self, page: PageNumber, is_writable: bool) -> Result<(), Errno> {
+        let (address, bytes) = bytes_of(page.0..page.0 + 1);
+        let is_mapped = self.access(page) != Right::None;
+        if let Some(contents) = self.aside.remove(&page) {
+            if is_mapped {
+                self.drop(page.0..page.0 + 1)?;
+            }
+            persist(|| self.faults.copy(address, &contents, !is_writable))?;
+        } else if !is_mapped {
+            return Err(LACKS_CONTENTS);
+        } else if is_writable {
+            persist(|| self.faults.protect(address, bytes, false))?;
+        }
+        self.mapped.set(page, if is_writable { Right::Write } else { Right::Read });
+        Ok(())
+    }
+
+    /// Maps a page of constant memory.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn map_constant(&mut self, page: PageNumber, contents: &PageContents) -> Result<(), Errno> {
+        if !self.has_constant(page) {
+            persist(|| self.faults.copy(page.0 * PAGE_BYTES as u64, contents, false))?;
+            self.constant.set(page, ());
+        }
+        Ok(())
+    }
+
+    /// Lets functions only read a page.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn protect(&mut self, page: PageNumber) -> Result<(), Errno> {
+        if self.access(page) == Right::Write {
+            let (address, bytes) = bytes_of(page.0..page.0 + 1);
+            persist(|| self.faults.protect(address, bytes, true))?;
+            self.mapped.set(page, Right::Read);
+        }
+        Ok(())
+    }
+
+    /// Takes a page from the functions. Its contents are there until the next page is taken.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn take(&mut self, page: PageNumber) -> Result<(), Errno> {
+        if self.access(page) == Right::None {
+            return Ok(());
+        }
+        if self.taken_count == OUTGOING_PAGES {
+            // SAFETY: the pages that were taken before are not needed any more.
+            unsafe { advise(OUTGOING as usize, OUTGOING_PAGES as usize * PAGE_BYTES, libc::MADV_DONTNEED) }?;
+            self.taken_count = 0;
+        }
+        self.taken_count += 1;
+        persist(|| self.faults.move_page(self.outgoing(), page.0 * PAGE_BYTES as u64))?;
+        self.mapped.take(page);
+        self.taken = Some(page);
+        Ok(())
+    }
+
+    /// Where the page that was last taken lies.
+    fn outgoing(&self) -> u64 {
+        OUTGOING + self.taken_count.saturating_sub(1) * PAGE_BYTES as u64
+    }
+
+    /// The contents of a page, which is mapped, was just taken, or is aside.
+    ///
+    /// # Errors
+    /// It is not here.
+    pub(crate) fn contents(&self, page: PageNumber) -> Result<Box<PageContents>, Errno> {
+        let mut copy = Box::new([0; PAGE_BYTES]);
+        let source = match self.aside.get(&page) {
+            Some(contents) => contents.as_ptr(),
+            None if self.taken == Some(page) && self.access(page) == Right::None => self.outgoing() as *const u8,
+            None if self.access(page) != Right::None => (page.0 * PAGE_BYTES as u64) as *const u8,
+            None => return Err(LACKS_CONTENTS),
+        };
+        // SAFETY: the page is there, and stays as long as the state is locked.
+        unsafe { bare_memory_copy(copy.as_mut_ptr(), source, PAGE_BYTES) };
+        Ok(copy)
+    }
+
+    /// Forgets contents that are aside.
+    pub(crate) fn forget(&mut self, page: PageNumber) {
+        self.aside.remove(&page);
+    }
+
+    /// Gives pages up, with their contents: the caller has newer ones, or has dropped them.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn drop(&mut self, pages: Range<u64>) -> Result<(), Errno> {
+        let mapped: Vec<Range<u64>> = self.mapped.runs_in(pages.clone()).map(|(run, _)| run).collect();
+        for run in mapped {
+            let (start, bytes) = bytes_of(run.clone());
+            // SAFETY: the pages are not needed any more.
+            unsafe { advise(start as usize, bytes as usize, libc::MADV_DONTNEED) }?;
+            self.mapped.remove(run);
+        }
+        let aside: Vec<PageNumber> =
+            self.aside.range(PageNumber(pages.start)..PageNumber(pages.end)).map(|(page, _)| *page).collect();
+        for page in aside {
+            self.aside.remove(&page);
+        }
+        Ok(())
+    }
+
+    /// Memory is unmapped.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn unmapped(&mut self, pages: Range<u64>) -> Result<(), Errno> {
+        self.constant.remove(pages.clone());
+        self.drop(pages)
+    }
+
+    /// The pages of a range that functions can write.
+    pub(crate) fn writable_in(&self, pages: Range<u64>) -> Vec<PageNumber> {
+        let runs = self.mapped.runs_in(pages).filter(|(_, right)| *right == Right::Write);
+        runs.flat_map(|(run, _)| run.map(PageNumber)).collect()
+    }
+}

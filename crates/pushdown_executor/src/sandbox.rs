@@ -1,0 +1,53 @@
+//! What this program and its functions may ask the kernel for.
+
+#![allow(unsafe_code)]
+
+use bare::filter::allow_only;
+use bare::system_call::{Errno, system_call};
+use bare::userfault;
+
+/// `PR_SET_SYSCALL_USER_DISPATCH`.
+pub(crate) const SET_SYSTEM_CALL_DISPATCH: u64 = 59;
+const DISPATCH_ON: usize = 1;
+
+/// The system calls of this program once it has begun. None opens a file, a connection or a process. Functions make none at all.
+const CALLS: [libc::c_long; 12] = [
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_poll,
+    libc::SYS_futex,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_exit_group,
+    libc::SYS_restart_syscall,
+];
+
+unsafe extern "C" {
+    /// The linker's: where the program begins and ends.
+    static __executable_start: u8;
+    #[link_name = "end"]
+    static program_end: u8;
+}
+
+/// System calls of the calling thread from outside of this program are signals from now on.
+///
+/// # Errors
+/// Of the operating system.
+pub(crate) fn stop_system_calls() -> Result<(), Errno> {
+    let (start, end) = (&raw const __executable_start as usize, &raw const program_end as usize);
+    let arguments = [SET_SYSTEM_CALL_DISPATCH as usize, DISPATCH_ON, start, end - start, 0];
+    // SAFETY: the call has no memory argument.
+    unsafe { system_call(libc::SYS_prctl, arguments) }.map(|_| ())
+}
+
+/// The calling thread makes no other system calls than this program needs.
+///
+/// # Errors
+/// Of the operating system.
+pub(crate) fn enter() -> Result<(), Errno> {
+    allow_only(&CALLS, &userfault::REQUESTS)
+}

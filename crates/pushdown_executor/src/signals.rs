@@ -1,0 +1,138 @@
+//! The signals by which a function is stopped when it needs something, or is ended.
+
+#![allow(unsafe_code)]
+
+use std::arch::naked_asm;
+use std::mem;
+
+use bare::system_call::{Errno, system_call};
+use page_coherence::Access;
+use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE};
+
+use crate::context::{Context, resume};
+use crate::executor::{FaultOutcome, SystemCallOutcome};
+use crate::wait::{Held, wait_until};
+
+/// `SA_RESTORER`.
+const RESTORER: u64 = 0x0400_0000;
+/// `SI_KERNEL`: no address belongs to the signal.
+const OF_KERNEL: i32 = 128;
+/// `SYS_USER_DISPATCH`: a system call of a function.
+const USER_DISPATCH: i32 = 2;
+/// The bit of a page fault's error code that says that it was a write.
+const FAULT_WAS_WRITE: i64 = 1 << 1;
+
+/// The bit that says that it was the fetch of an instruction.
+const FAULT_WAS_FETCH: i64 = 1 << 4;
+
+const SIGNALS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+
+/// `struct sigaction` of the kernel.
+#[repr(C)]
+struct KernelAction {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+/// Installs the handler.
+///
+/// # Errors
+/// Of the operating system.
+pub(crate) fn install() -> Result<(), Errno> {
+    let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK) as u64 | RESTORER;
+    let action = KernelAction {
+        handler: handle as *const () as usize,
+        flags,
+        restorer: restore as *const () as usize,
+        mask: u64::MAX,
+    };
+    for signal in SIGNALS {
+        // SAFETY: the kernel reads the structure; handler and restorer are what it expects.
+        unsafe { system_call(libc::SYS_rt_sigaction, [signal as usize, &raw const action as usize, 0, 8]) }?;
+    }
+    Ok(())
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn restore() {
+    naked_asm!("mov eax, 15", "syscall")
+}
+
+/// Runs on the thread's stack for signals, with the caller's thread block: no thread-local variable may be used.
+unsafe extern "C" fn handle(signal: i32, info: &libc::siginfo_t, user: &mut libc::ucontext_t) {
+    let registers = &mut user.uc_mcontext.gregs;
+    let instruction = registers[libc::REG_RIP as usize] as u64;
+    // SAFETY: the kernel gives this address for signals of instructions; for others it is some number.
+    let address = unsafe { info.si_addr() } as u64;
+    let cause = registers[libc::REG_ERR as usize];
+    let access = if cause & FAULT_WAS_WRITE != 0 { Access::Write } else { Access::Read };
+    let needed = match access {
+        Access::Write => libc::PROT_WRITE,
+        Access::Read if cause & FAULT_WAS_FETCH != 0 => libc::PROT_EXEC,
+        Access::Read => libc::PROT_READ,
+    };
+    // SAFETY: signals that instructions cause come on function threads only, since this program's own threads cause none.
+    let context = unsafe { Context::of_handler() };
+    let ended = |signal: i32| Ended { signal: signal as u32, code: info.si_code, address, instruction };
+    let outcome = match signal {
+        libc::SIGSEGV | libc::SIGBUS if info.si_code > 0 && info.si_code != OF_KERNEL && !is_private(address) => {
+            fault(address, access, needed as u32, signal == libc::SIGSEGV)
+        }
+        libc::SIGSYS if info.si_code == USER_DISPATCH => {
+            let number = registers[libc::REG_RAX as usize] as u64;
+            let order = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9];
+            let arguments = order.map(|register| registers[register as usize] as u64);
+            if number == EXIT_CALL {
+                end(context, registers, Ended { signal: EXITS, code: arguments[0] as i32, address: 0, instruction });
+                return;
+            }
+            match make(context, number, arguments) {
+                SystemCallOutcome::Returned(value) => {
+                    registers[libc::REG_RAX as usize] = value;
+                    return;
+                }
+                SystemCallOutcome::Ends(signal) => {
+                    end(context, registers, ended(signal));
+                    return;
+                }
+            }
+        }
+        _ => FaultOutcome::Refused(signal, info.si_code),
+    };
+    if let FaultOutcome::Refused(signal, code) = outcome {
+        end(context, registers, Ended { code, ..ended(signal) });
+    }
+}
+
+fn is_private(address: u64) -> bool {
+    PRIVATE.contains(&address)
+}
+
+/// Gets what an access needs: the right to a page, and one of `PROT_*`. `lacks_mapping` says that the page table had nothing to do with it.
+fn fault(address: u64, access: Access, needed: u32, lacks_mapping: bool) -> FaultOutcome {
+    let mut asked = false;
+    wait_until(|executor| match lacks_mapping {
+        true => executor.mapping_fault(address, needed, &mut asked),
+        false => executor.page_fault(address, access, &mut asked),
+    })
+}
+
+fn make(context: &Context, number: u64, arguments: [u64; 6]) -> SystemCallOutcome {
+    if let Some(outcome) = Held::new().executor().begin_system_call(context.call, number, arguments) {
+        return outcome;
+    }
+    let value = wait_until(|executor| executor.returned(context.call));
+    Held::new().executor().end_system_call(number, arguments, value);
+    SystemCallOutcome::Returned(value)
+}
+
+/// Has the thread go on behind the call of its function, once the handler returns.
+fn end(context: &mut Context, registers: &mut [libc::greg_t; 23], ended: Ended) {
+    context.ended = ended;
+    registers[libc::REG_RIP as usize] = resume as *const () as libc::greg_t;
+    registers[libc::REG_RSP as usize] = context.resume as libc::greg_t;
+}
+
+const _: () = assert!(mem::size_of::<KernelAction>() == 32, "the kernel's structure has 32 bytes");
