@@ -15,6 +15,7 @@ mod hosts;
 mod nightly;
 mod product;
 mod programs;
+mod rustc;
 mod sbom;
 mod searched_out;
 mod step;
@@ -27,7 +28,7 @@ use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 
-use programs::{PROFILE, integration_tests, tests, unit_tests};
+use programs::{PROFILE, all_tests, tests};
 use step::Step;
 
 /// Heddle's development commands.
@@ -187,6 +188,9 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    if let Some(failed) = rustc::run_as_wrapper() {
+        return failed;
+    }
     let arguments = Arguments::parse();
     std::env::set_current_dir(root()).expect("the workspace root exists while its own xtask runs");
     let passed = match arguments.task {
@@ -307,9 +311,7 @@ fn steps() -> Vec<Step> {
         }),
         Step::new("tests", || {
             hosts::tools()?;
-            step::run(unit_tests().env("RUST_TEST_THREADS", TEST_THREADS))?;
-            // Examples are built only when somebody runs them; clippy has checked that they compile.
-            step::run(integration_tests()?.env("RUST_TEST_THREADS", TEST_THREADS))?;
+            step::run(all_tests()?.env("RUST_TEST_THREADS", TEST_THREADS))?;
             step::run(&mut tests(&["--doc"]))
         }),
         Step::new("simulation", || {
