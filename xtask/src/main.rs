@@ -12,6 +12,7 @@ mod deny;
 mod fuzz;
 mod guest;
 mod hosts;
+mod lint;
 mod nightly;
 mod product;
 mod programs;
@@ -24,11 +25,11 @@ mod tool;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use programs::{PROFILE, all_tests, tests};
+use programs::{all_tests, tests};
 use step::Step;
 
 /// Heddle's development commands.
@@ -297,18 +298,9 @@ fn steps() -> Vec<Step> {
         Step::new("subjects", subjects::check),
         Step::new("deny", deny::check),
         Step::new("crates", crates::check),
-        Step::command(
-            "clippy",
-            "cargo",
-            &["clippy", "--profile", PROFILE, "--workspace", "--all-targets", "--", "--deny", "warnings"],
-        ),
+        Step::new("clippy", lint::lints),
         Step::new("product", product::compile),
-        Step::new("docs", || {
-            // Heads of modules link to private items, which readers of the source follow.
-            let mut doc = Command::new("cargo");
-            doc.args(["doc", "--profile", PROFILE, "--workspace", "--no-deps", "--keep-going"]);
-            step::run(doc.env("RUSTDOCFLAGS", "--deny warnings --allow rustdoc::private_intra_doc_links"))
-        }),
+        Step::new("docs", lint::documentation),
         Step::new("tests", || {
             hosts::tools()?;
             step::run(all_tests()?.env("RUST_TEST_THREADS", TEST_THREADS))?;
