@@ -301,20 +301,24 @@ fn steps() -> Vec<Step> {
         Step::new("clippy", lint::lints),
         Step::new("product", product::compile),
         Step::new("docs", lint::documentation),
+        Step::new("build", || step::run(all_tests()?.arg("--no-run"))),
+        // Beside tests, which wait for their networks and leave a processor idle.
+        Step::new("simulation", || {
+            let (seeds, twice) = (SEEDS_FIXED.to_string(), SEEDS_TWICE_EVERY.to_string());
+            let arguments = ["--first", "0", "--seeds", &seeds, "--twice-every", &twice, "--mutants"];
+            step::run(step::yielding(&programs::program("heddle-simulator", "seeds")?).args(arguments))
+        })
+        .in_background(),
         Step::new("tests", || {
             hosts::tools()?;
             step::run(all_tests()?.env("RUST_TEST_THREADS", TEST_THREADS))?;
             step::run(&mut tests(&["--doc"]))
         }),
-        Step::new("simulation", || {
-            let (seeds, twice) = (SEEDS_FIXED.to_string(), SEEDS_TWICE_EVERY.to_string());
-            simulator(&["--first", "0", "--seeds", &seeds, "--twice-every", &twice, "--mutants"])
-        })
-        .in_background(),
+        // Beside seeds and the guest: installing the SDKs and compiling them waits for registries.
+        Step::new("clients", clients::check).in_background(),
         Step::new("state", || state_seeds(STATE_SEEDS_FIXED)),
         Step::new("consensus", || consensus_seeds(CONSENSUS_SEEDS_FIXED)),
         Step::new("rdma-guest", || guest::check(None, &[])),
-        Step::new("clients", clients::check),
     ]
 }
 

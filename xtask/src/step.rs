@@ -21,7 +21,7 @@ impl Step {
         Step { name, check: Box::new(check), is_background: false }
     }
 
-    /// Lets the steps after this one run beside it: for one that keeps a single processor busy.
+    /// Lets the steps after this one run beside it: for one that keeps a single processor busy, or waits.
     pub fn in_background(self) -> Self {
         Step { is_background: true, ..self }
     }
@@ -86,6 +86,14 @@ impl Progress {
             }
         }
     }
+}
+
+/// The same program, which leaves the processors to others that want them: for one that only calculates, beside tests that
+/// wait for each other with deadlines.
+pub fn yielding(program: &Command) -> Command {
+    let mut command = Command::new("nice");
+    command.args(["-n", "10"]).arg(program.get_program());
+    command
 }
 
 /// Runs a command to its end with its output shown.
