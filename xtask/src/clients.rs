@@ -4,6 +4,7 @@
 
 use std::ffi::OsStr;
 use std::process::Command;
+use std::thread;
 
 use crate::programs::program;
 use crate::step::{first_line, run};
@@ -17,8 +18,13 @@ const CALLS: &str = "CALLS";
 
 pub fn check() -> Result<(), String> {
     let heddle = program("heddle", "program")?;
-    let node = check_node(heddle.get_program());
-    let go = check_go(heddle.get_program());
+    let heddle = heddle.get_program();
+    // Both wait for registries, and for the networks that they start, at addresses of their own.
+    let (node, go) = thread::scope(|scope| {
+        let go = scope.spawn(|| check_go(heddle));
+        let node = check_node(heddle);
+        (node, go.join().unwrap_or_else(|_| Err("the check with Go panicked".to_owned())))
+    });
     node.and(go)
 }
 
