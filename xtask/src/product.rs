@@ -34,17 +34,25 @@ const PARTS: &[&str] = &[
     // What a process would read.
     "HEDDLE_FAULTS",
 ];
+/// Crates whose tests ask for the test code of our own crates by a feature, which [`compile`] must not select.
+const WITH_TEST_FEATURES: &[&str] =
+    &["heddle-kv", "heddle-ordered-log", "heddle-rma", "heddle-rma-verbs", "heddle-sift"];
+
 /// Names that the program of the tests has at least.
 const NAMES_OF_TESTS_MIN: usize = 100;
 
-/// Compiles our crates as in the product, without debug assertions, and without building dependencies a second time.
+/// Compiles our crates as in the product, without debug assertions, and with dependencies as clippy has checked them for the tests.
+///
+/// For the program alone, cargo would select fewer features of shared dependencies, and check these a second time. So it gets the other
+/// crates too, and an example, for which it looks at what tests need.
 ///
 /// # Errors
 /// They do not compile, or a lint of theirs fails.
 pub fn compile() -> Result<(), String> {
     let mut clippy = Command::new("cargo");
     clippy.args(["clippy", "--profile", PROFILE, "--config", &format!("profile.{PROFILE}.debug-assertions=false")]);
-    run(clippy.args(["--package", "heddle", "--", "--deny", "warnings"]))
+    clippy.arg("--workspace").args(WITH_TEST_FEATURES.iter().flat_map(|name| ["--exclude", name]));
+    run(clippy.args(["--bin", "heddle", "--example", "signature_costs", "--", "--deny", "warnings"]))
 }
 
 /// Looks for the code of tests in a program of a release.
