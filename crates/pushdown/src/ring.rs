@@ -11,11 +11,16 @@ use bare::memory::bare_memory_copy;
 use base::Bytes;
 
 /// Bytes of a ring's data: a power of two.
-pub(crate) const RING_BYTES: usize = 1 << 20;
+pub(crate) const RING_BYTES: usize = 16 << 20;
 /// Bytes of the longest frame: a sixteenth of the ring.
 pub const FRAME_BYTES_MAX: usize = RING_BYTES / 16;
 
 const HEAD_BYTES: usize = 8;
+/// Bytes of a run in a list of pages, at most.
+const RUN_BYTES_MAX: usize = 13;
+
+const _: () =
+    assert!(FRAME_BYTES_MAX > page_coherence::RUNS_MAX * RUN_BYTES_MAX + 64, "the longest list of pages fits");
 
 /// The positions of both sides. They only grow; a position modulo the ring's size is an offset.
 #[repr(C, align(128))]
@@ -161,10 +166,10 @@ mod tests {
         let (ring, _positions) = ring();
         let mut next = 0_u32;
         for n in 0..3000_u32 {
-            let bytes = vec![n as u8; n as usize * 37 % 9000];
+            let bytes = vec![n as u8; n as usize * 37 % 90_000];
             while !ring.push(n, &[&bytes[..bytes.len() / 3], &bytes[bytes.len() / 3..]]) {
                 let frame = ring.pop().expect("well-formed").expect("a full ring has frames");
-                assert_eq!((frame.kind, frame.bytes.len()), (next, next as usize * 37 % 9000));
+                assert_eq!((frame.kind, frame.bytes.len()), (next, next as usize * 37 % 90_000));
                 assert!(frame.bytes.iter().all(|byte| *byte == next as u8));
                 next += 1;
             }

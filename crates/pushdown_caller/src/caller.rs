@@ -49,6 +49,11 @@ struct Call {
     ended: Ended,
 }
 
+/// Bytes of a thread's stack, at most.
+const STACK_BYTES_MAX: u64 = 64 << 20;
+/// Pages that are asked for at a time: their contents have room in the ring.
+pub(crate) const FETCHES_MAX: usize = 128;
+
 /// Why the executor is given up.
 pub(crate) enum Broken {
     /// It is gone.
@@ -86,8 +91,10 @@ pub(crate) struct Caller {
     pub(crate) is_lost: bool,
     /// Memory was moved, and what the executor has of it is on its way.
     pub(crate) is_remapping: bool,
+    /// Events are being handled: what is read meanwhile is left to that.
+    is_draining: bool,
     /// The process is forking: the executor gets nothing meanwhile.
-    is_forking: bool,
+    forks: u32,
 }
 
 impl Caller {
@@ -104,7 +111,8 @@ impl Caller {
             stream: (0, 0),
             is_lost: false,
             is_remapping: false,
-            is_forking: false,
+            is_draining: false,
+            forks: 0,
         }
     }
 
@@ -120,14 +128,14 @@ impl Caller {
         self.is_lost
     }
 
-    /// Whether calls are open.
-    pub(crate) fn has_calls(&self) -> bool {
-        !self.calls.is_empty()
+    /// How many calls are open.
+    pub(crate) fn open_calls(&self) -> usize {
+        self.calls.len()
     }
 
     /// Handles all messages that have come.
     pub(crate) fn handle_messages(&mut self) {
-        if self.is_lost || self.is_forking {
+        if self.is_lost || self.forks > 0 {
             return;
         }
         let mut has_progress = false;
@@ -153,6 +161,7 @@ impl Caller {
     fn handle(&mut self, message: ToCaller) -> Result<(), Broken> {
         match message {
             ToCaller::Coherence(bytes) => {
+                self.settle();
                 let (message, body) = CoherenceToCaller::decode(bytes)
                     .map_err(|_| Broken::Protocol("a malformed message about a page"))?;
                 let mut out = Vec::new();
@@ -172,6 +181,17 @@ impl Caller {
             ToCaller::Ended(call, ended) => {
                 self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?.ended = ended;
                 Ok(())
+            }
+        }
+    }
+
+    /// Handles what the program has done with memory so far. Memory that was unmapped, and mapped again since, may have old pages at
+    /// the executor, and a page that it asks for may have moved.
+    fn settle(&mut self) {
+        while !self.is_remapping && !self.is_lost {
+            self.handle_events();
+            if !self.pages.is_changing() {
+                break;
             }
         }
     }
@@ -247,10 +267,11 @@ impl Caller {
                         | CoherenceToExecutor::Home { page, payload: Payload::Page, .. } => Some(*page),
                         _ => None,
                     };
-                    let contents = payload.map(|page| match &taken {
-                        Some((already, contents)) if *already == page => contents.clone(),
-                        _ => self.pages.contents(page),
-                    });
+                    let contents = match (payload, &taken) {
+                        (Some(page), Some((already, contents))) if *already == page => Some(contents.clone()),
+                        (Some(page), _) => Some(self.pages.contents(page)?),
+                        (None, _) => None,
+                    };
                     let body = contents.as_ref().map_or(&[][..], |contents| &contents[..]);
                     let head = ToExecutor::Coherence(message.encode());
                     self.link.send_to_executor(&head, body)?;
@@ -268,12 +289,17 @@ impl Caller {
             }
         }
         // While memory follows a move, faults at its new place have to wait.
-        while !self.is_remapping
+        if self.is_remapping || std::mem::replace(&mut self.is_draining, true) {
+            return Ok(());
+        }
+        let mut drained = Ok(());
+        while drained.is_ok()
             && let Some(event) = self.pages.next_unhandled()
         {
-            self.handle_event(event)?;
+            drained = self.handle_event(event);
         }
-        Ok(())
+        self.is_draining = false;
+        drained
     }
 
     /// How many pages from this one on the program owns.
@@ -288,13 +314,7 @@ impl Caller {
     /// # Errors
     /// It was refused, or the executor is gone.
     pub(crate) fn call(&mut self, registers: Registers) -> Result<CallId, Outcome> {
-        // Memory that was unmapped, and mapped again since, may have old pages at the executor.
-        loop {
-            self.handle_events();
-            if !self.pages.is_changing() {
-                break;
-            }
-        }
+        self.settle();
         if self.is_lost {
             return Err(Outcome::Lost);
         }
@@ -353,7 +373,7 @@ impl Caller {
 
     /// Asks again for pages whose tie was lost.
     pub(crate) fn tick(&mut self) {
-        if self.side.next_tick().is_some() && !self.is_forking {
+        if self.side.next_tick().is_some() && self.forks == 0 {
             let mut out = Vec::new();
             self.side.tick(now(), &mut out);
             let done = self.carry_out(out, &[]);
@@ -361,26 +381,28 @@ impl Caller {
         }
     }
 
-    /// Asks for all pages that the executor has, and returns whether it has none any more. The process is about to fork, and the
-    /// child has no executor.
+    /// Asks for pages that only the executor has, and returns whether there are none any more. The process is about to fork, and the
+    /// child has no executor. Then the executor gets nothing until [`forked`](Caller::forked).
     pub(crate) fn bring_home(&mut self) -> bool {
         if self.is_lost {
             return true;
         }
-        let away: Vec<PageNumber> = self.not_owned(0..PAGE_NUMBERS).into_iter().flatten().map(PageNumber).collect();
-        for page in &away {
+        let absent: Vec<PageNumber> = self.absent(0..PAGE_NUMBERS).take(FETCHES_MAX).collect();
+        for page in &absent {
             let mut out = Vec::new();
-            self.side.fault(*page, Access::Write, &mut out);
+            self.side.fault(*page, Access::Read, &mut out);
             let done = self.carry_out(out, &[]);
             self.check(done);
         }
-        self.is_forking = away.is_empty();
-        self.is_forking || self.is_lost
+        if absent.is_empty() && !self.is_lost {
+            self.forks += 1;
+        }
+        absent.is_empty() || self.is_lost
     }
 
     /// The process has forked.
     pub(crate) fn forked(&mut self) {
-        self.is_forking = false;
+        self.forks = self.forks.saturating_sub(1);
     }
 
     pub(crate) fn check(&mut self, outcome: Result<(), Broken>) {
@@ -430,8 +452,8 @@ impl Caller {
 
     /// After a lost call: the part of its thread's stack below `stack`, where only the function had anything, is the thread's again.
     pub(crate) fn give_back_stack(&mut self, stack: u64) {
-        const STACK_BYTES_MAX: u64 = 64 << 20;
-        let pages = pages_of(stack.saturating_sub(STACK_BYTES_MAX), stack);
+        let Some(found) = self.mappings.find(stack - 1) else { return };
+        let pages = pages_of(found.start.max(stack.saturating_sub(STACK_BYTES_MAX)), stack);
         for run in self.not_owned(pages) {
             self.side.discard(run, &mut Vec::new());
         }

@@ -7,7 +7,7 @@ use bare::userfault::Event;
 use page_coherence::{Access, CallerOutput, PageNumber, Right, RunMap};
 use pushdown::{MappingKind, ToExecutor};
 
-use crate::caller::{Broken, Caller, pages_of};
+use crate::caller::{Broken, Caller, FETCHES_MAX, pages_of};
 use crate::message::end_program;
 
 /// Pages that are asked for ahead, at most.
@@ -26,7 +26,13 @@ impl Caller {
 
     pub(crate) fn handle_event(&mut self, event: Event) -> Result<(), Broken> {
         match event {
-            Event::Fault { address, is_write, .. } => self.fault(address, is_write),
+            Event::Fault { address, is_write, is_protected } => {
+                // `MADV_FREE` is reported as if the page were dropped.
+                if is_protected {
+                    self.pages.note_protected(PageNumber(address / PAGE_BYTES as u64));
+                }
+                self.fault(address, is_write)
+            }
             Event::Dropped(start, end) => self.discard(start, end),
             Event::Unmapped(start, end) => self.unmapped(start, end),
             Event::Remapped(from, to, bytes) => self.remapped(from, to, bytes),
@@ -79,6 +85,17 @@ impl Caller {
         Ok(())
     }
 
+    /// The pages of a range that only the executor has.
+    pub(crate) fn absent(&self, pages: Range<u64>) -> impl Iterator<Item = PageNumber> + use<> {
+        let mut away = RunMap::default();
+        away.insert(pages.clone(), ());
+        for (run, _) in self.side.resident().runs_in(pages) {
+            away.remove(run);
+        }
+        let runs: Vec<Range<u64>> = away.runs().map(|(run, ())| run).collect();
+        runs.into_iter().flatten().map(PageNumber)
+    }
+
     /// The parts of a range that the program does not own.
     pub(crate) fn not_owned(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let mut away = RunMap::default();
@@ -122,12 +139,15 @@ impl Caller {
             if away.is_empty() || self.is_lost {
                 return Ok(());
             }
-            for page in away {
+            for page in away.into_iter().take(FETCHES_MAX) {
                 let mut out = Vec::new();
                 self.side.fault(page, Access::Write, &mut out);
                 self.carry_out(out, &[])?;
             }
             self.link.attend(REMAP_TURNS, || false);
+            if !self.link.is_open() {
+                self.lose();
+            }
             self.handle_messages();
             self.tick();
         }
@@ -165,6 +185,8 @@ impl Caller {
 
     /// The program has changed the protection of memory.
     pub(crate) fn protected(&mut self, start: u64, end: u64, protection: u32) {
+        // The executor has copies of constant memory, which may be written now.
+        self.replaced(start, end);
         let told = match self.pages.has_registered(pages_of(start, end)) && !self.is_lost {
             true => self.tell(&ToExecutor::Protected { start, end, protection }),
             false => Ok(()),

@@ -47,6 +47,9 @@ pub unsafe extern "C" fn heddle_pushdown_open(options: *const OpenOptions) -> i3
     if is_in_call() {
         return REFUSED;
     }
+    if is_open() {
+        return OK;
+    }
     let mut settings = open::Settings::default();
     // SAFETY: as the caller answers for; the path is a string of C.
     unsafe {

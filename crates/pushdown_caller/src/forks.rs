@@ -41,7 +41,7 @@ unsafe extern "C" fn after_in_parent() {
     });
 }
 
-/// In the child the memory is ordinary memory again, and it may open an executor of its own.
+/// In the child the memory is ordinary memory again. It cannot push functions down.
 unsafe extern "C" fn after_in_child() {
     abandon();
 }

@@ -8,6 +8,7 @@ use bare::system_call::{Errno, system_call};
 use bare::thread::start_at;
 
 use crate::places::STACKS;
+use crate::variables::threads;
 use crate::wait::CALLER;
 
 /// The name that tools show.
@@ -30,17 +31,21 @@ extern "C" fn run((): &mut ()) -> ! {
     // SAFETY: the kernel reads a static name.
     let _ = unsafe { system_call(libc::SYS_prctl, [libc::PR_SET_NAME as usize, NAME.as_ptr() as usize]) };
     loop {
-        end_on_signals();
-        let (link, faults, pause, is_lost) = {
+        let (link, faults, pause, is_lost, calls) = {
             let mut held = CALLER.acquire();
             // It was there before this thread was.
             let Some(caller) = held.as_mut() else { continue };
             caller.handle_messages();
             caller.handle_events();
             caller.tick();
-            let pause = caller.next_tick().or(caller.has_calls().then_some(SIGNALS_EVERY));
-            (caller.link(), caller.faults(), pause, caller.is_lost())
+            let calls = caller.open_calls();
+            let pause = caller.next_tick().or((calls > 0).then_some(SIGNALS_EVERY));
+            (caller.link(), caller.faults(), pause, caller.is_lost(), calls)
         };
+        // All other threads are in calls.
+        if calls > 0 && calls + 1 >= threads() {
+            end_on_signals();
+        }
         // A lost executor's socket would wake this thread for ever.
         let socket = if is_lost { -1 } else { link.socket() };
         if is_lost || link.may_sleep() {
@@ -50,12 +55,14 @@ extern "C" fn run((): &mut ()) -> ! {
             && !link.drain_socket()
             && let Some(caller) = CALLER.acquire().as_mut()
         {
+            // What it has sent before its end counts.
+            caller.handle_messages();
             caller.lose();
         }
     }
 }
 
-/// Ends the program on a signal that would end it anyway, if all threads are in calls, where they block signals.
+/// Ends the program on a signal that would end it anyway. Threads in calls block signals.
 fn end_on_signals() {
     let (mut pending, mut before) = (0_u64, 0_u64);
     let pointer = |number: &mut u64| std::ptr::from_mut(number) as usize;

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use bare::PAGE_BYTES;
 use bare::userfault::{
     self, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP, FEATURE_MOVE, FEATURE_WRITE_PROTECT,
+    UserFaults,
 };
 use pushdown::{AREA_BYTES, Area, CALLER_PRIVATE, ExecutorState, Link, Side};
 
@@ -82,8 +83,8 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
             io::Error::from_raw_os_error(error.0)
         )
     };
-    let faults = faults.map_err(explain)?;
-    let outgoing = userfault::open(FEATURE_WRITE_PROTECT | FEATURE_MOVE).map_err(explain)?;
+    let faults = out_of_the_way(faults.map_err(explain)?)?;
+    let outgoing = out_of_the_way(userfault::open(FEATURE_WRITE_PROTECT | FEATURE_MOVE).map_err(explain)?)?;
     let lines = maps()?;
     let maps_file = File::open("/proc/self/maps").map_err(|error| format!("/proc/self/maps: {error}"))?;
     let mappings = Mappings::new(keep(maps_file.into())?, own_variables());
@@ -187,7 +188,7 @@ fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32), String>
         let range = CALLER_PRIVATE;
         return Err(format!("the program uses addresses from {:#x} on, where the library has its memory", range.start));
     }
-    // SAFETY: it was just mapped; a fork of the program without an executor may map its own there.
+    // SAFETY: it was just mapped, and stays if the executor begins.
     let area = unsafe { Area::at(AREA) };
     area.prepare(settings.contexts, vdso);
     let (ours, theirs) = UnixStream::pair().map_err(|error| wrong("a socket", &error))?;
@@ -197,7 +198,11 @@ fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32), String>
     command.env_clear().env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
     command.stdin(OwnedFd::from(theirs)).stdout(file);
     let started = command.spawn().map_err(|error| wrong(&path.display().to_string(), &error));
-    wait_for(&area, started?)?;
+    if let Err(reason) = started.and_then(|started| wait_for(&area, started)) {
+        // SAFETY: nothing uses the area any more, and the next try maps another one.
+        unsafe { libc::munmap(AREA as *mut c_void, AREA_BYTES) };
+        return Err(reason);
+    }
     Ok((area, socket))
 }
 
@@ -232,6 +237,13 @@ fn keep(file: OwnedFd) -> Result<i32, String> {
         -1 => Err(format!("a descriptor: {}", io::Error::last_os_error())),
         kept => Ok(kept),
     }
+}
+
+/// As [`keep`], for a userfaultfd.
+fn out_of_the_way(faults: UserFaults) -> Result<UserFaults, String> {
+    // SAFETY: the descriptor was just opened, and nobody else has it.
+    let file = unsafe { OwnedFd::from_raw_fd(faults.0) };
+    keep(file).map(UserFaults)
 }
 
 /// Finds where the C library has the kernel write a thread's processor.

@@ -25,6 +25,9 @@ const PAUSE: i64 = 100;
 /// Which stacks are in use.
 static USED: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
+/// Which stacks were mapped. They stay.
+static MAPPED: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+
 /// Runs a function on a stack of its own, with all signals blocked. It gets the stack pointer that the thread had before, and the
 /// set of signals that were blocked before, which it may change. Neither the function nor what it captures is on the thread's stack
 /// while it runs.
@@ -94,8 +97,15 @@ fn take() -> Option<usize> {
         let free = (!before).trailing_zeros();
         if free < u64::BITS && used.fetch_or(1 << free, Ordering::Acquire) & 1 << free == 0 {
             let index = word * u64::BITS as usize + free as usize;
+            if MAPPED[word].load(Ordering::Relaxed) & 1 << free != 0 {
+                return Some(index);
+            }
             match map_anonymous_at(stack(index), STACK_BYTES) {
-                Ok(_) | Err(Errno(libc::EEXIST)) => return Some(index),
+                // The child of a fork has those of its parent.
+                Ok(_) | Err(Errno(libc::EEXIST)) => {
+                    MAPPED[word].fetch_or(1 << free, Ordering::Relaxed);
+                    return Some(index);
+                }
                 Err(_) => give(index),
             }
         }

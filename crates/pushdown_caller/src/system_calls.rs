@@ -10,12 +10,28 @@ use crate::wait::CALLER;
 /// Bytes of a set of signals.
 const SIGNAL_SET_BYTES: u64 = 8;
 
+/// What would not come back to this thread as it should.
+const NEVER: [libc::c_long; 8] = [
+    libc::SYS_rt_sigreturn,
+    libc::SYS_clone,
+    libc::SYS_clone3,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_arch_prctl,
+];
+
 /// Makes a system call; returns what the kernel would. No lock is held: the kernel may have to wait for pages that the executor has.
 ///
 /// `signals` are those that the function has blocked. In truth all are, until the call has ended.
 pub(crate) fn make(number: u64, arguments: [u64; 6], signals: &mut u64) -> i64 {
     if number == libc::SYS_rt_sigprocmask as u64 {
         return change_signals(arguments, signals);
+    }
+    // The executor refuses these by itself, if it is what it should be.
+    if NEVER.contains(&(number as libc::c_long)) {
+        return -i64::from(libc::EPERM);
     }
     // SAFETY: the function asked for it, and it is a function of this program.
     match unsafe { system_call(number as libc::c_long, arguments.map(|argument| argument as usize)) } {

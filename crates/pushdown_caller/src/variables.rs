@@ -53,7 +53,7 @@ pub(crate) fn make_anonymous_if_alone(start: u64, end: u64, protection: u32) -> 
 }
 
 /// How many threads the process has: the links of its folder of threads, less that of the folder itself and its parent's.
-fn threads() -> usize {
+pub(crate) fn threads() -> usize {
     let mut status = [0_u64; 18];
     let path = c"/proc/self/task".as_ptr() as usize;
     // SAFETY: the kernel reads a static path, and writes 144 bytes.

@@ -4,7 +4,7 @@
 
 use std::arch::asm;
 
-use bare::system_call::{Errno, exit_group, map_anonymous_at, system_call, unmap};
+use bare::system_call::{Errno, SignalsBlocked, exit_group, map_anonymous_at, system_call, unmap};
 use bare::userfault::{self, FEATURE_MOVE, FEATURE_SIGNAL, FEATURE_WRITE_PROTECT};
 use pushdown::{AREA_ADDRESS, AREA_BYTES, AREA_FILE, Area, ExecutorState, Link, PRIVATE, SOCKET, Side};
 
@@ -68,6 +68,8 @@ fn fail(area: Area, step: u32, error: Errno) -> ! {
 extern "C" fn serve() -> ! {
     // SAFETY: `begin` has mapped it.
     let area = unsafe { Area::at(AREA_ADDRESS as usize) };
+    // Signals to the group of the program's process are not for this one, which ends with it.
+    std::mem::forget(SignalsBlocked::new());
     let faults = match userfault::open(FEATURE_WRITE_PROTECT | FEATURE_SIGNAL | FEATURE_MOVE) {
         Ok(faults) => faults,
         Err(error) => fail(area, 5, error),

@@ -154,14 +154,14 @@ impl Executor {
                 self.returned.insert(call, value);
                 Ok(())
             }
+            ToExecutor::Unmapped(start, end) if start > end => Err(Broken),
             ToExecutor::Unmapped(start, end) => {
                 let pages = start / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64);
                 self.pages.unmapped(pages.clone())?;
                 Ok(self.mappings.remove(pages)?)
             }
-            ToExecutor::Protected { start, end, protection } => {
-                Ok(self.mappings.protect(start / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64), protection)?)
-            }
+            ToExecutor::Protected { start, end, .. } if start > end => Err(Broken),
+            ToExecutor::Protected { start, end, protection } => Ok(self.protect(start, end, protection)?),
         }
     }
 
@@ -192,7 +192,8 @@ impl Executor {
         // A request that is on its way may find that both sides wanted to write the page. This side wins then, and the answer comes
         // without the contents, which are here.
         let requested = self.side.requested().filter(|page| pages.contains(&page.0) && self.pages.has(*page));
-        let kept: Vec<_> = requested.map(|page| (page, self.pages.contents(page))).collect();
+        let kept: Vec<_> =
+            requested.map(|page| (page, self.pages.contents(page, self.mappings.protection(page)))).collect();
         self.pages.drop(pages)?;
         for (page, contents) in kept {
             self.pages.put(page, contents?)?;
@@ -211,7 +212,10 @@ impl Executor {
                     }
                 }
                 Output::Protect(page) => self.pages.protect(page)?,
-                Output::Unmap(page) => self.pages.take(page)?,
+                Output::Unmap(page) => {
+                    let protection = self.mappings.protection(page);
+                    self.pages.take(page, protection)?;
+                }
                 Output::Install(page) => {
                     let contents: &PageContents = body.try_into().map_err(|_| Broken)?;
                     self.pages.put(page, Box::new(*contents))?;
@@ -253,7 +257,7 @@ impl Executor {
         let head = ToCaller::Coherence(message.encode());
         match message {
             CoherenceToCaller::Grant { page, access, payload: Payload::Page } => {
-                let contents = self.pages.contents(*page)?;
+                let contents = self.pages.contents(*page, self.mappings.protection(*page))?;
                 self.tell(&head, &contents[..])?;
                 if *access == Access::Write {
                     self.pages.forget(*page);
@@ -278,6 +282,16 @@ impl Executor {
         }
     }
 
+    /// Memory has another protection. What was constant may be written now, and has to be asked for again.
+    fn protect(&mut self, start: u64, end: u64, protection: u32) -> Result<(), Errno> {
+        let pages = start / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64);
+        for run in self.mappings.constant_in(pages.clone()) {
+            self.pages.unmapped(run.clone())?;
+            self.mappings.remove(run)?;
+        }
+        self.mappings.protect(pages, protection)
+    }
+
     /// A function has ended.
     pub(crate) fn end_function(&mut self, call: CallId, ended: Ended) {
         let mut out = Vec::new();
@@ -296,6 +310,7 @@ impl Executor {
             return Some(FaultOutcome::Served);
         }
         if !std::mem::replace(asked, true) {
+            self.refused.retain(|(refused, _)| *refused != page);
             if !self.asked_mappings.contains(&page) {
                 self.asked_mappings.push(page);
                 self.ask(&ToCaller::MappingWanted(page));
@@ -412,8 +427,7 @@ impl Executor {
     pub(crate) fn end_system_call(&mut self, number: u64, arguments: [u64; 6], value: i64) {
         if number == libc::SYS_mprotect as u64 && value == 0 {
             let [start, bytes, protection, ..] = arguments;
-            let pages: Range<u64> = start / PAGE_BYTES as u64..start.saturating_add(bytes).div_ceil(PAGE_BYTES as u64);
-            if self.mappings.protect(pages, protection as u32).is_err() {
+            if self.protect(start, start.saturating_add(bytes), protection as u32).is_err() {
                 exit_group(1);
             }
         }

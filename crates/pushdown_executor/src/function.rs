@@ -10,6 +10,7 @@ use pushdown::Ended;
 use crate::context::{Context, SIGNAL_STACK_BYTES, enter};
 use crate::places::STACKS;
 use crate::sandbox;
+use crate::signals::SIGNALS;
 use crate::wait::{Held, wait_until};
 
 /// Starts a thread for functions.
@@ -46,11 +47,12 @@ fn end_function(call: CallId, ended: Ended) {
 /// Signals are handled on their own stack, and system calls from outside of this program are signals.
 fn prepare(signal_stack: usize) -> Result<(), Errno> {
     let stack = libc::stack_t { ss_sp: signal_stack as *mut libc::c_void, ss_flags: 0, ss_size: SIGNAL_STACK_BYTES };
-    let nothing = 0_u64;
+    // Others are for the process of the program, which may be of the same group.
+    let blocked = SIGNALS.iter().fold(u64::MAX, |set, signal| set & !(1 << (signal - 1)));
     // SAFETY: the kernel reads a structure and a set of signals; the stack is this thread's.
     unsafe {
         system_call(libc::SYS_sigaltstack, [&raw const stack as usize, 0])?;
-        let set = &raw const nothing as usize;
+        let set = &raw const blocked as usize;
         system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, set, 0, size_of::<u64>()])?;
     }
     sandbox::stop_system_calls()?;

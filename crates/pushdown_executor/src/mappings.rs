@@ -49,6 +49,17 @@ impl Mappings {
         self.known.get(page)
     }
 
+    /// The protection of a page's mapping; none if there is none.
+    pub(crate) fn protection(&self, page: PageNumber) -> u32 {
+        self.at(page).map_or(0, |mapping| mapping.protection)
+    }
+
+    /// The parts of a range that are constant.
+    pub(crate) fn constant_in(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let constant = self.known.runs_in(pages).filter(|(_, mapping)| mapping.is_constant);
+        constant.map(|(run, _)| run).collect()
+    }
+
     /// Maps what the caller has there, where nothing is mapped yet, and changes the protection where something is.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use bare::PAGE_BYTES;
 use bare::memory::bare_memory_copy;
-use bare::system_call::{Errno, advise, map_anonymous_at};
+use bare::system_call::{Errno, advise, map_anonymous_at, system_call};
 use bare::userfault::{UserFaults, persist};
 use page_coherence::{PageNumber, Right, RunMap};
 
@@ -19,6 +19,14 @@ use crate::places::OUTGOING;
 
 /// The bytes of a page.
 pub(crate) type PageContents = [u8; PAGE_BYTES];
+
+/// What ordinary memory has, and the pages on their way out.
+const READ_WRITE: u32 = (libc::PROT_READ | libc::PROT_WRITE) as u32;
+
+/// Whether a source is the page itself, rather than a copy of it.
+fn is_mapped_here(source: *const u8, page: PageNumber) -> bool {
+    source as u64 == page.0 * PAGE_BYTES as u64
+}
 
 /// Contents are never made up: every page that is here has come from the caller.
 const LACKS_CONTENTS: Errno = Errno(libc::ENODATA);
@@ -132,13 +140,19 @@ impl Pages {
         Ok(())
     }
 
-    /// Takes a page from the functions. Its contents are there until the next page is taken.
+    /// Takes a page from the functions. Its contents are there until the next page is taken. `protection` is that of its mapping.
     ///
     /// # Errors
     /// Of the operating system.
-    pub(crate) fn take(&mut self, page: PageNumber) -> Result<(), Errno> {
+    pub(crate) fn take(&mut self, page: PageNumber, protection: u32) -> Result<(), Errno> {
         if self.access(page) == Right::None {
             return Ok(());
+        }
+        if protection != READ_WRITE {
+            // The kernel moves pages between mappings that are alike only.
+            self.protect(page)?;
+            let contents = self.contents(page, protection)?;
+            return self.put(page, contents);
         }
         if self.taken_count == OUTGOING_PAGES {
             // SAFETY: the pages that were taken before are not needed any more.
@@ -157,11 +171,11 @@ impl Pages {
         OUTGOING + self.taken_count.saturating_sub(1) * PAGE_BYTES as u64
     }
 
-    /// The contents of a page, which is mapped, was just taken, or is aside.
+    /// The contents of a page, which is mapped, was just taken, or is aside. `protection` is that of its mapping.
     ///
     /// # Errors
     /// It is not here.
-    pub(crate) fn contents(&self, page: PageNumber) -> Result<Box<PageContents>, Errno> {
+    pub(crate) fn contents(&self, page: PageNumber, protection: u32) -> Result<Box<PageContents>, Errno> {
         let mut copy = Box::new([0; PAGE_BYTES]);
         let source = match self.aside.get(&page) {
             Some(contents) => contents.as_ptr(),
@@ -169,8 +183,20 @@ impl Pages {
             None if self.access(page) != Right::None => (page.0 * PAGE_BYTES as u64) as *const u8,
             None => return Err(LACKS_CONTENTS),
         };
+        let is_readable = protection & libc::PROT_READ as u32 != 0 || !is_mapped_here(source, page);
+        let protect = |protection: u32| {
+            let arguments = [source as usize, PAGE_BYTES, protection as usize];
+            // SAFETY: the page is memory of the caller, whose protection is restored below.
+            unsafe { system_call(libc::SYS_mprotect, arguments) }
+        };
+        if !is_readable {
+            protect(libc::PROT_READ as u32)?;
+        }
         // SAFETY: the page is there, and stays as long as the state is locked.
         unsafe { bare_memory_copy(copy.as_mut_ptr(), source, PAGE_BYTES) };
+        if !is_readable {
+            protect(protection)?;
+        }
         Ok(copy)
     }
 

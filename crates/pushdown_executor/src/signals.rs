@@ -5,7 +5,7 @@
 use std::arch::naked_asm;
 use std::mem;
 
-use bare::system_call::{Errno, system_call};
+use bare::system_call::{Errno, exit_group, system_call};
 use page_coherence::Access;
 use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE};
 
@@ -15,6 +15,8 @@ use crate::wait::{Held, wait_until};
 
 /// `SA_RESTORER`.
 const RESTORER: u64 = 0x0400_0000;
+/// The processor's flags as functions of C expect them: no single steps, no alignment checks.
+const PLAIN_FLAGS: libc::greg_t = 0x202;
 /// `SI_KERNEL`: no address belongs to the signal.
 const OF_KERNEL: i32 = 128;
 /// `SYS_USER_DISPATCH`: a system call of a function.
@@ -25,7 +27,9 @@ const FAULT_WAS_WRITE: i64 = 1 << 1;
 /// The bit that says that it was the fetch of an instruction.
 const FAULT_WAS_FETCH: i64 = 1 << 4;
 
-const SIGNALS: [i32; 6] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+/// The signals that instructions cause.
+pub(crate) const SIGNALS: [i32; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
 /// `struct sigaction` of the kernel.
 #[repr(C)]
@@ -73,7 +77,11 @@ unsafe extern "C" fn handle(signal: i32, info: &libc::siginfo_t, user: &mut libc
         Access::Read if cause & FAULT_WAS_FETCH != 0 => libc::PROT_EXEC,
         Access::Read => libc::PROT_READ,
     };
-    // SAFETY: signals that instructions cause come on function threads only, since this program's own threads cause none.
+    // A fault of this program itself, which has no remedy. A function has the stack of the program.
+    if is_private(registers[libc::REG_RSP as usize] as u64) {
+        exit_group(1);
+    }
+    // SAFETY: the signal came on a function thread, while its function ran.
     let context = unsafe { Context::of_handler() };
     let ended = |signal: i32| Ended { signal: signal as u32, code: info.si_code, address, instruction };
     let outcome = match signal {
@@ -133,6 +141,7 @@ fn end(context: &mut Context, registers: &mut [libc::greg_t; 23], ended: Ended) 
     context.ended = ended;
     registers[libc::REG_RIP as usize] = resume as *const () as libc::greg_t;
     registers[libc::REG_RSP as usize] = context.resume as libc::greg_t;
+    registers[libc::REG_EFL as usize] = PLAIN_FLAGS;
 }
 
 const _: () = assert!(mem::size_of::<KernelAction>() == 32, "the kernel's structure has 32 bytes");

@@ -114,7 +114,14 @@ mod injected {
     #[inline]
     pub fn is_planted(mutant: &str) -> bool {
         // First, since code that may not use thread-local variables has mutants too.
-        HAS_PLANTED.load(Ordering::Relaxed) && PLANTED.get().is_some_and(|planted| planted == mutant)
+        HAS_PLANTED.load(Ordering::Relaxed) && is_planted_here(mutant)
+    }
+
+    /// A function of its own, so that the compiler does not read the variable before it is known to be needed.
+    #[cold]
+    #[inline(never)]
+    fn is_planted_here(mutant: &str) -> bool {
+        PLANTED.get().is_some_and(|planted| planted == mutant)
     }
 }
 

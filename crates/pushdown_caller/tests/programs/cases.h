@@ -21,6 +21,15 @@ void moves(void);
 void protections(void);
 void shared_mapping(void);
 
+// unusual_memory.c
+void kinds(void);
+void scattered(void);
+void fork_large(void);
+void freed(void);
+void neighbours(void);
+void constant_written(void);
+void without_access(void);
+
 // system.c
 void files(void);
 void stdio(void);
