@@ -12,10 +12,10 @@
 
 #![allow(unsafe_code)]
 
-use std::arch::asm;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use bare::memory::bare_memory_copy;
 use bare::system_call::{Errno, advise, pause, system_call, wait_for_word, wake_word};
 use bare::thread;
 use farmem_control::{
@@ -193,7 +193,7 @@ impl Agent {
         let mut done = 0;
         let outcome = self.move_pages(target, place.address, bytes, &mut done);
         // SAFETY: as many bytes were moved to the buffer, which is the agent's; the bounce buffer is as long.
-        unsafe { copy(target, self.shared + BOUNCE_OFFSET + place.offset, done) };
+        unsafe { bare_memory_copy((self.shared + BOUNCE_OFFSET + place.offset) as *mut u8, target as *const u8, done) };
         range.done.store((done / PAGE_BYTES) as u32, Ordering::Relaxed);
         outcome
     }
@@ -259,23 +259,6 @@ impl Agent {
                 Ok(false)
             }
         }
-    }
-}
-
-/// Copies without the C library.
-///
-/// # Safety
-/// Both ranges are mapped, the target belongs to the caller, and they have no byte in common.
-unsafe fn copy(source: usize, target: usize, bytes: usize) {
-    // SAFETY: the caller promises it. The direction flag is clear whenever Rust code runs.
-    unsafe {
-        asm!(
-            "rep movsb",
-            inout("rsi") source => _,
-            inout("rdi") target => _,
-            inout("rcx") bytes => _,
-            options(nostack, preserves_flags),
-        );
     }
 }
 

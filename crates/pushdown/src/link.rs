@@ -73,8 +73,8 @@ impl Link {
         self.send(kind, &[&head, body])
     }
 
-    /// Waits for room. Only messages that need no answer come in such numbers that the ring fills, so the other side makes room
-    /// without waiting for this one.
+    /// Waits for room. At most one side may send so much that a ring fills, else both would wait: a side bounds what it asks for
+    /// before it receives again, and the pages of a `syncmem` need no answer.
     fn send(&self, kind: u32, parts: &[&[u8]]) -> Result<(), RingError> {
         while !self.outgoing.push(kind, parts) {
             self.wake();

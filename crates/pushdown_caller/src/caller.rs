@@ -381,23 +381,25 @@ impl Caller {
         }
     }
 
-    /// Asks for pages that only the executor has, and returns whether there are none any more. The process is about to fork, and the
-    /// child has no executor. Then the executor gets nothing until [`forked`](Caller::forked).
+    /// Asks for pages that the program does not own, and returns whether there are none any more. The process is about to fork, and the
+    /// child has no executor. Then no message is handled until [`forked`](Caller::forked), so the thread that forks must be able to
+    /// write every page.
     pub(crate) fn bring_home(&mut self) -> bool {
         if self.is_lost {
             return true;
         }
-        let absent: Vec<PageNumber> = self.absent(0..PAGE_NUMBERS).take(FETCHES_MAX).collect();
-        for page in &absent {
+        let away = self.not_owned(0..PAGE_NUMBERS).into_iter().flatten().map(PageNumber);
+        let away: Vec<PageNumber> = away.take(FETCHES_MAX).collect();
+        for page in &away {
             let mut out = Vec::new();
-            self.side.fault(*page, Access::Read, &mut out);
+            self.side.fault(*page, Access::Write, &mut out);
             let done = self.carry_out(out, &[]);
             self.check(done);
         }
-        if absent.is_empty() && !self.is_lost {
+        if away.is_empty() && !self.is_lost {
             self.forks += 1;
         }
-        absent.is_empty() || self.is_lost
+        away.is_empty() || self.is_lost
     }
 
     /// The process has forked.

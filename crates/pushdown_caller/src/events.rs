@@ -85,17 +85,6 @@ impl Caller {
         Ok(())
     }
 
-    /// The pages of a range that only the executor has.
-    pub(crate) fn absent(&self, pages: Range<u64>) -> impl Iterator<Item = PageNumber> + use<> {
-        let mut away = RunMap::default();
-        away.insert(pages.clone(), ());
-        for (run, _) in self.side.resident().runs_in(pages) {
-            away.remove(run);
-        }
-        let runs: Vec<Range<u64>> = away.runs().map(|(run, ())| run).collect();
-        runs.into_iter().flatten().map(PageNumber)
-    }
-
     /// The parts of a range that the program does not own.
     pub(crate) fn not_owned(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let mut away = RunMap::default();

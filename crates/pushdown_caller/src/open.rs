@@ -34,7 +34,7 @@ use crate::{forks, handler};
 /// Where the program looks for the executor.
 const EXECUTOR_VARIABLE: &str = "HEDDLE_EXECUTOR";
 const EXECUTOR_NAME: &str = "heddle-executor";
-/// Descriptors of the library are at least these, out of the way of a program that closes all that it does not know.
+/// Descriptors of the library are at least these, so that a program which closes the low ones does not close them.
 const DESCRIPTOR_MIN: i32 = 200;
 /// How long the executor may take to begin.
 const BEGIN_SECONDS: u64 = 30;

@@ -30,6 +30,7 @@ macro_rules! cases {
     };
 }
 
+// Not here: `fork_beside`, which hung once in some 700 runs (ADR 54, *Known*). It is to be run by hand until that is found.
 cases! { c:
     empty statics thread_local stack function_pointer list allocate many_pages syncmem
     unmapped mmap file_mapping mremap mprotect shared_mapping

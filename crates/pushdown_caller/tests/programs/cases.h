@@ -25,6 +25,7 @@ void shared_mapping(void);
 void kinds(void);
 void scattered(void);
 void fork_large(void);
+void fork_beside(void);
 void freed(void);
 void neighbours(void);
 void constant_written(void);

@@ -1,5 +1,7 @@
 // Memory that is not simply read and written: locked, executable, freed but kept, scattered, of a file, and much of it.
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -172,4 +174,41 @@ void without_access(void) {
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     CHECK(mprotect(large.bytes, MIB, PROT_READ | PROT_WRITE) == 0);
     check_all(&large);
+}
+
+static atomic_int beside;
+
+static void counts_until_stopped(void *argument) {
+    struct large *large = argument;
+    for (int round = 0; round < 2000; round++) {
+        atomic_fetch_add(&beside, 1);
+        large->bytes[round % 8 * PAGE] = 0x5a;
+    }
+}
+
+static void *pushes_beside(void *argument) {
+    for (int i = 0; i < 20; i++) CALL(counts_until_stopped, argument);
+    return NULL;
+}
+
+// The thread that forks writes pages, locks of the C library's among them, while a function wants them too.
+void fork_beside(void) {
+    struct large large = {.bytes = malloc(8 * PAGE), .count = 8 * PAGE};
+    CHECK(large.bytes != NULL);
+    memset(large.bytes, 0x5a, large.count);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, pushes_beside, &large) == 0);
+    for (int i = 0; i < 10; i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            check_all(&large);
+            free(malloc(100));
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    CHECK(pthread_join(thread, NULL) == 0 && atomic_load(&beside) == 40000);
+    free(large.bytes);
 }
