@@ -90,6 +90,11 @@ impl CallerSide {
         self.waits.contains_key(&page)
     }
 
+    /// Whether a fetch is on its way.
+    pub fn is_awaiting(&self) -> bool {
+        self.waits.values().any(|wait| wait.retry_at.is_none())
+    }
+
     /// The resident pages, with the rights to them.
     pub fn resident(&self) -> &RunMap<Right> {
         &self.rights

@@ -34,6 +34,10 @@ struct Head {
 pub(crate) struct Attention {
     /// Threads that look for messages.
     pub(crate) attending: AtomicU32,
+    /// Threads that wait for what a message brings, and sleep on `turn`.
+    pub(crate) sleepers: AtomicU32,
+    /// Grows whenever they have to look again.
+    pub(crate) turn: AtomicU32,
     /// Whether the side's own thread sleeps, and wants to be woken.
     pub(crate) sleeps: AtomicU32,
 }

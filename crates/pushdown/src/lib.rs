@@ -37,7 +37,8 @@
 //!    neither the C library nor thread-local variables nor a page of the program. Otherwise it would wait for itself.
 //! 2. Messages are handled in their order, each to its end, under one lock a side, by whichever thread is there: one that
 //!    waits, or the side's own thread.
-//! 3. A thread that waits looks for messages for a while before it sleeps ([`Link::attend`]); the sender then need not wake anybody.
+//! 3. A thread that waits looks for messages for a while before it sleeps ([`Link::attend`]); the sender then need not wake anybody. If it
+//!    sleeps, the sender wakes it, rather than the side's own thread, which would wake it in turn.
 //! 4. Each side checks what the other sends. A side that breaks the protocol is lost.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
@@ -46,13 +47,15 @@
 mod area;
 #[doc(hidden)]
 pub mod fuzz;
+mod history;
 mod limits;
 mod link;
 mod message;
 mod ring;
 
 pub use area::{AREA_BYTES, Area, CONTEXTS_MAX, ExecutorState};
+pub use history::History;
 pub use limits::{AREA_ADDRESS, AREA_FILE, CALLER_PRIVATE, CONSTANT_PAGES_MAX, PRIVATE, SOCKET, VERSION};
-pub use link::{Link, Side};
+pub use link::{Attending, Link, Side};
 pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, ToCaller, ToExecutor};
 pub use ring::{FRAME_BYTES_MAX, Frame, RingError};

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::hint::spin_loop;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use bare::system_call::{Errno, system_call};
 
@@ -61,7 +61,16 @@ impl Link {
     /// The other side is gone.
     pub fn send_to_executor(&self, message: &ToExecutor, body: &[u8]) -> Result<(), RingError> {
         let (kind, head) = message.encode();
-        self.send(kind, &[&head, body])
+        self.send(&[(kind, &[&head, body])])
+    }
+
+    /// Sends two messages of the caller, of which the executor sees either both or none.
+    ///
+    /// # Errors
+    /// The other side is gone.
+    pub fn send_both_to_executor(&self, messages: [&ToExecutor; 2]) -> Result<(), RingError> {
+        let [first, second] = messages.map(ToExecutor::encode);
+        self.send(&[(first.0, &[&first.1]), (second.0, &[&second.1])])
     }
 
     /// Sends a message of the executor; `body` is that of a coherence message.
@@ -70,13 +79,22 @@ impl Link {
     /// The other side is gone.
     pub fn send_to_caller(&self, message: &ToCaller, body: &[u8]) -> Result<(), RingError> {
         let (kind, head) = message.encode();
-        self.send(kind, &[&head, body])
+        self.send(&[(kind, &[&head, body])])
+    }
+
+    /// Sends two messages of the executor, of which the caller sees either both or none.
+    ///
+    /// # Errors
+    /// The other side is gone.
+    pub fn send_both_to_caller(&self, messages: [&ToCaller; 2]) -> Result<(), RingError> {
+        let [first, second] = messages.map(ToCaller::encode);
+        self.send(&[(first.0, &[&first.1]), (second.0, &[&second.1])])
     }
 
     /// Waits for room. At most one side may send so much that a ring fills, else both would wait: a side bounds what it asks for
     /// before it receives again, and the pages of a `syncmem` need no answer.
-    fn send(&self, kind: u32, parts: &[&[u8]]) -> Result<(), RingError> {
-        while !self.outgoing.push(kind, parts) {
+    fn send(&self, frames: &[(u32, &[&[u8]])]) -> Result<(), RingError> {
+        while !self.outgoing.push(frames) {
             self.wake();
             if !self.is_open() {
                 return Err(RingError);
@@ -87,11 +105,18 @@ impl Link {
         Ok(())
     }
 
-    /// Wakes the other side's own thread, unless somebody there would notice anyway.
+    /// Wakes a thread of the other side, unless one there would notice anyway: one that waits for a message, rather than the side's
+    /// own thread, which would have to wake the other one in turn.
     fn wake(&self) {
         fence(Ordering::SeqCst);
         let other = self.other();
-        if other.attending.load(Ordering::SeqCst) == 0 && other.sleeps.swap(0, Ordering::SeqCst) == 1 {
+        if other.attending.load(Ordering::SeqCst) != 0 {
+            return;
+        }
+        if other.sleepers.load(Ordering::SeqCst) != 0 {
+            other.turn.fetch_add(1, Ordering::SeqCst);
+            wake_shared(&other.turn, 1);
+        } else if other.sleeps.swap(0, Ordering::SeqCst) == 1 {
             let byte = 1_u8;
             let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
             // SAFETY: the kernel reads one byte. If the socket is full or closed, nobody needs the byte.
@@ -114,32 +139,47 @@ impl Link {
         self.incoming.has_frame()
     }
 
-    /// Looks for messages without sleeping, up to `turns` times, until there is one or `done` says so. Returns whether either
-    /// happened. Senders wake nobody meanwhile, so the caller of this must look again afterwards.
-    pub fn attend(&self, turns: u32, done: impl Fn() -> bool) -> bool {
-        let attending = &self.own().attending;
-        attending.fetch_add(1, Ordering::SeqCst);
-        let mut noticed = false;
+    /// Looks for messages without sleeping, up to `turns` times, until there is one or `done` says so. Returns whether either happened.
+    fn look(&self, turns: u32, done: impl Fn() -> bool) -> bool {
         for _ in 0..turns {
             if self.has_message() || done() {
-                noticed = true;
-                break;
+                return true;
             }
             spin_loop();
         }
-        attending.fetch_sub(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        noticed || self.has_message()
+        false
+    }
+
+    /// Has messages noticed by the calling thread as long as what is returned exists: nobody is woken for them. Thereafter the thread looks
+    /// once more ([`has_message`](Link::has_message)), and handles what has come.
+    pub fn attend(&self) -> Attending<'_> {
+        self.own().attending.fetch_add(1, Ordering::SeqCst);
+        Attending(self)
+    }
+
+    /// What has happened so far on this side. To be asked under the side's lock, before [`wait`](Link::wait).
+    pub fn so_far(&self) -> u32 {
+        self.own().turn.load(Ordering::SeqCst)
+    }
+
+    /// Tells the threads of this side that wait that one of them may go on.
+    pub fn tell_waiting(&self) {
+        let own = self.own();
+        own.turn.fetch_add(1, Ordering::SeqCst);
+        if own.sleepers.load(Ordering::SeqCst) != 0 {
+            wake_shared(&own.turn, i32::MAX);
+        }
     }
 
     /// Says that the side's own thread is about to sleep on the socket. Returns whether it may: no message has come meanwhile.
     pub fn may_sleep(&self) -> bool {
-        let sleeps = &self.own().sleeps;
-        sleeps.store(1, Ordering::SeqCst);
+        let own = self.own();
+        own.sleeps.store(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        // One that attends takes messages, and has nobody woken.
-        if self.has_message() && self.own().attending.load(Ordering::SeqCst) == 0 {
-            sleeps.store(0, Ordering::SeqCst);
+        // A thread that waits takes messages, or was woken for them.
+        let has_others = || own.attending.load(Ordering::SeqCst) != 0 || own.sleepers.load(Ordering::SeqCst) != 0;
+        if self.has_message() && !has_others() {
+            own.sleeps.store(0, Ordering::SeqCst);
             return false;
         }
         true
@@ -172,4 +212,54 @@ impl Link {
             Err(_) => false,
         }
     }
+}
+
+/// A thread that looks for messages now and then.
+pub struct Attending<'a>(&'a Link);
+
+impl Attending<'_> {
+    /// Waits until something has happened since `seen` ([`Link::so_far`]), or a message has come: looks `turns` times, and sleeps
+    /// then. Returns early now and then.
+    pub fn wait(&self, turns: u32, seen: u32) {
+        let own = self.0.own();
+        if self.0.look(turns, || own.turn.load(Ordering::Relaxed) != seen) {
+            return;
+        }
+        // A sender finds the one or the other number.
+        own.sleepers.fetch_add(1, Ordering::SeqCst);
+        own.attending.fetch_sub(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if !self.0.has_message() {
+            sleep_shared(&own.turn, seen);
+        }
+        own.attending.fetch_add(1, Ordering::SeqCst);
+        own.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Looks `turns` times for a message, and does not sleep.
+    pub fn look(&self, turns: u32) {
+        self.0.look(turns, || false);
+    }
+}
+
+impl Drop for Attending<'_> {
+    fn drop(&mut self) {
+        self.0.own().attending.fetch_sub(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Sleeps until the word, which both sides have, is woken, unless it is not `expected`. Returns early now and then.
+fn sleep_shared(word: &AtomicU32, expected: u32) {
+    // SAFETY: the kernel reads the word, for as long as the call lasts.
+    let _ = unsafe {
+        system_call(libc::SYS_futex, [word.as_ptr() as usize, libc::FUTEX_WAIT as usize, expected as usize, 0])
+    };
+}
+
+/// Wakes so many threads that sleep on a word, of either side.
+fn wake_shared(word: &AtomicU32, threads: i32) {
+    // SAFETY: the kernel uses the address alone.
+    let _ =
+        unsafe { system_call(libc::SYS_futex, [word.as_ptr() as usize, libc::FUTEX_WAKE as usize, threads as usize]) };
 }

@@ -81,7 +81,13 @@ fn wait_through(registers: Registers, signals: &mut u64) -> Option<Outcome> {
     };
     loop {
         match wait_until(|caller| caller.next_task(call))? {
-            Task::End(outcome) => return Some(outcome),
+            Task::End(outcome, asked) => {
+                if !asked.is_empty() {
+                    // Here they come without a fault, and without another thread.
+                    wait_until(|caller| asked.iter().all(|page| !caller.is_waiting_for(*page)).then_some(()))?;
+                }
+                return Some(outcome);
+            }
             Task::SystemCall(number, arguments) => {
                 let value = system_calls::make(number, arguments, signals);
                 CALLER.acquire().as_mut()?.returned(call, value);

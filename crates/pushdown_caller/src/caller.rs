@@ -13,12 +13,12 @@ use page_coherence::{
     Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceMode, CoherenceSettings, Output, PAGE_NUMBERS,
     PageNumber, Payload, Right, RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
-use pushdown::{CONSTANT_PAGES_MAX, Ended, Link, MappingKind, Registers, RingError, ToCaller, ToExecutor};
+use pushdown::{CONSTANT_PAGES_MAX, Ended, History, Link, MappingKind, Registers, RingError, ToCaller, ToExecutor};
 
+use crate::forks::Forks;
 use crate::mappings::{Found, Mappings};
 use crate::message::print;
 use crate::pages::Pages;
-use crate::progress::tell_waiting;
 use crate::variables;
 
 const UNKNOWN_CALL: Broken = Broken::Protocol("a message about a call that is not open");
@@ -35,18 +35,21 @@ pub(crate) enum Outcome {
 }
 
 /// What a thread in a call does next.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Task {
     /// A system call for its function.
     SystemCall(u64, [u64; 6]),
-    /// Nothing: the call is over.
-    End(Outcome),
+    /// It waits for these pages, and then the call is over.
+    End(Outcome, Vec<PageNumber>),
 }
 
-/// A call that has not ended.
+/// A call.
 struct Call {
-    task: Option<Task>,
+    function: u64,
+    /// A system call for its function that its thread has not made.
+    system_call: Option<(u64, [u64; 6])>,
+    /// How the function ended, and how the call did.
     ended: Ended,
+    outcome: Option<Outcome>,
 }
 
 /// Bytes of a thread's stack, at most.
@@ -87,14 +90,17 @@ pub(crate) struct Caller {
     pub(crate) constant: RunMap<()>,
     /// The page behind those that were asked for last, and how many of them were asked for ahead.
     pub(crate) stream: (u64, u64),
+    /// The function that has returned last, and which pages the program has needed after a return of each.
+    pub(crate) returned_last: u64,
+    pub(crate) history: History,
     /// The executor is gone.
     pub(crate) is_lost: bool,
     /// Memory was moved, and what the executor has of it is on its way.
     pub(crate) is_remapping: bool,
     /// Events are being handled: what is read meanwhile is left to that.
     is_draining: bool,
-    /// The process is forking: the executor gets nothing meanwhile.
-    forks: u32,
+    /// What threads that fork need.
+    pub(crate) forks: Forks,
 }
 
 impl Caller {
@@ -109,10 +115,12 @@ impl Caller {
             calls_made: 0,
             constant: RunMap::default(),
             stream: (0, 0),
+            returned_last: 0,
+            history: History::default(),
             is_lost: false,
             is_remapping: false,
             is_draining: false,
-            forks: 0,
+            forks: Forks::default(),
         }
     }
 
@@ -133,9 +141,14 @@ impl Caller {
         self.calls.len()
     }
 
+    /// Whether a page was asked for that has not come.
+    pub(crate) fn is_awaiting_pages(&self) -> bool {
+        self.side.is_awaiting()
+    }
+
     /// Handles all messages that have come.
     pub(crate) fn handle_messages(&mut self) {
-        if self.is_lost || self.forks > 0 {
+        if self.is_lost || self.forks.is_holding() {
             return;
         }
         let mut has_progress = false;
@@ -154,20 +167,29 @@ impl Caller {
             has_progress = true;
         }
         if has_progress {
-            tell_waiting();
+            self.link.tell_waiting();
         }
     }
 
     fn handle(&mut self, message: ToCaller) -> Result<(), Broken> {
         match message {
             ToCaller::Coherence(bytes) => {
-                self.settle();
                 let (message, body) = CoherenceToCaller::decode(bytes)
                     .map_err(|_| Broken::Protocol("a malformed message about a page"))?;
-                let mut out = Vec::new();
-                let now = now();
-                self.side.receive(message, now, &mut out).map_err(|_| Broken::Protocol("a message out of turn"))?;
-                self.carry_out(out, &body)
+                // The end of a call is about no page.
+                if !matches!(message, CoherenceToCaller::Reply { .. }) {
+                    self.settle();
+                }
+                match message {
+                    CoherenceToCaller::Request { page, access } if self.keeps(page) => {
+                        self.forks.defer(page, access);
+                        return Ok(());
+                    }
+                    // With the last call its context ends, and nothing may be left of it.
+                    CoherenceToCaller::Reply { .. } => self.hand_out_deferred()?,
+                    _ => {}
+                }
+                self.receive(message, &body)
             }
             ToCaller::MappingWanted(address) => {
                 let answer = self.mapping(address);
@@ -175,7 +197,7 @@ impl Caller {
             }
             ToCaller::PagesWanted(address) => self.send_constant(address),
             ToCaller::SystemCall(call, number, arguments) => {
-                self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?.task = Some(Task::SystemCall(number, arguments));
+                self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?.system_call = Some((number, arguments));
                 Ok(())
             }
             ToCaller::Ended(call, ended) => {
@@ -185,14 +207,19 @@ impl Caller {
         }
     }
 
+    pub(crate) fn receive(&mut self, message: CoherenceToCaller, body: &[u8]) -> Result<(), Broken> {
+        let mut out = Vec::new();
+        // The clock says when to ask again for a page that the executor asks for.
+        let now = if matches!(message, CoherenceToCaller::Request { .. }) { now() } else { Duration::ZERO };
+        self.side.receive(message, now, &mut out).map_err(|_| Broken::Protocol("a message out of turn"))?;
+        self.carry_out(out, body)
+    }
+
     /// Handles what the program has done with memory so far. Memory that was unmapped, and mapped again since, may have old pages at
     /// the executor, and a page that it asks for may have moved.
     fn settle(&mut self) {
-        while !self.is_remapping && !self.is_lost {
+        while !self.is_remapping && !self.is_lost && self.pages.is_changing() {
             self.handle_events();
-            if !self.pages.is_changing() {
-                break;
-            }
         }
     }
 
@@ -279,10 +306,10 @@ impl Caller {
                 Output::Wake(page) => self.pages.wake(page)?,
                 Output::Finished(call, outcome) => {
                     let call = self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?;
-                    call.task = Some(Task::End(match outcome {
+                    call.outcome = Some(match outcome {
                         CallOutcome::Busy => Outcome::Busy,
                         CallOutcome::Done | CallOutcome::Killed | CallOutcome::Cancelled => Outcome::Ended(call.ended),
-                    }));
+                    });
                 }
                 // Only the default mode is used, nothing is cancelled, and the pool's outputs are not this side's.
                 _ => return Err(Broken::Protocol("a message for another mode")),
@@ -325,20 +352,62 @@ impl Caller {
             Err(error) if error.kind() == ErrorKind::Retry => return Err(Outcome::Busy),
             Err(_) => return Err(Outcome::Lost),
         }
-        self.calls.insert(call, Call { task: None, ended: Ended::default() });
-        let sent = self.tell(&ToExecutor::Start(call, registers));
-        let done = sent.and_then(|()| self.carry_out(out, &[]));
+        let function = registers.function;
+        self.calls.insert(call, Call { function, system_call: None, ended: Ended::default(), outcome: None });
+        let start = ToExecutor::Start(call, registers);
+        let done = match &out[..] {
+            // All that a call needs. The executor does not have to look twice.
+            [Output::Send(message)] => {
+                let call = ToExecutor::Coherence(message.encode());
+                self.link.send_both_to_executor([&start, &call]).map_err(Broken::from)
+            }
+            _ => self.tell(&start).and_then(|()| self.carry_out(out, &[])),
+        };
         self.check(done);
         Ok(call)
     }
 
     /// What the thread of a call does next.
     pub(crate) fn next_task(&mut self, call: CallId) -> Option<Task> {
-        let task = self.calls.get_mut(&call)?.task.take()?;
-        if matches!(task, Task::End(_)) {
+        let known = self.calls.get_mut(&call)?;
+        if let Some(outcome) = known.outcome {
+            let function = known.function;
             self.calls.remove(&call);
+            return Some(Task::End(outcome, self.ask_back(function)));
         }
-        Some(task)
+        known.system_call.take().map(|(number, arguments)| Task::SystemCall(number, arguments))
+    }
+
+    /// A function has returned: asks for the pages of the executor that the program is expected to need now. Returns them.
+    fn ask_back(&mut self, function: u64) -> Vec<PageNumber> {
+        if self.is_lost {
+            return Vec::new();
+        }
+        self.returned_last = function;
+        let expected = self.history.begin(function);
+        let mut asked = Vec::new();
+        for (page, _) in expected {
+            if self.is_away(page) {
+                let mut out = Vec::new();
+                self.side.fault(page, Access::Write, &mut out);
+                let done = self.carry_out(out, &[]);
+                self.check(done);
+                asked.push(page);
+            }
+        }
+        asked
+    }
+
+    /// Whether a page was asked for, and can still come.
+    pub(crate) fn is_waiting_for(&self, page: PageNumber) -> bool {
+        !self.is_lost && self.side.is_waiting(page)
+    }
+
+    /// Whether the executor has a page, and nobody has asked for it.
+    pub(crate) fn is_away(&self, page: PageNumber) -> bool {
+        self.pages.has_registered(page.0..page.0 + 1)
+            && self.side.right(page) == Right::None
+            && !self.side.is_waiting(page)
     }
 
     /// The function's system call has returned.
@@ -373,38 +442,12 @@ impl Caller {
 
     /// Asks again for pages whose tie was lost.
     pub(crate) fn tick(&mut self) {
-        if self.side.next_tick().is_some() && self.forks == 0 {
+        if self.side.next_tick().is_some() && !self.forks.is_holding() {
             let mut out = Vec::new();
             self.side.tick(now(), &mut out);
             let done = self.carry_out(out, &[]);
             self.check(done);
         }
-    }
-
-    /// Asks for pages that the program does not own, and returns whether there are none any more. The process is about to fork, and the
-    /// child has no executor. Then no message is handled until [`forked`](Caller::forked), so the thread that forks must be able to
-    /// write every page.
-    pub(crate) fn bring_home(&mut self) -> bool {
-        if self.is_lost {
-            return true;
-        }
-        let away = self.not_owned(0..PAGE_NUMBERS).into_iter().flatten().map(PageNumber);
-        let away: Vec<PageNumber> = away.take(FETCHES_MAX).collect();
-        for page in &away {
-            let mut out = Vec::new();
-            self.side.fault(*page, Access::Write, &mut out);
-            let done = self.carry_out(out, &[]);
-            self.check(done);
-        }
-        if away.is_empty() && !self.is_lost {
-            self.forks += 1;
-        }
-        away.is_empty() || self.is_lost
-    }
-
-    /// The process has forked.
-    pub(crate) fn forked(&mut self) {
-        self.forks = self.forks.saturating_sub(1);
     }
 
     pub(crate) fn check(&mut self, outcome: Result<(), Broken>) {
@@ -443,13 +486,13 @@ impl Caller {
             .collect();
         let _ = self.side.lost(&RunMap::default());
         for call in self.calls.values_mut() {
-            call.task = Some(Task::End(Outcome::Lost));
+            call.outcome = Some(Outcome::Lost);
         }
         for page in waiting {
             // The thread faults again, and learns it.
             let _ = self.pages.wake(page);
         }
-        tell_waiting();
+        self.link.tell_waiting();
     }
 
     /// After a lost call: the part of its thread's stack below `stack`, where only the function had anything, is the thread's again.

@@ -50,6 +50,7 @@ impl Caller {
         }
         let mut out = Vec::new();
         if self.side.right(page) == Right::None && !self.side.is_waiting(page) {
+            self.history.note(self.returned_last, page, access);
             self.read_ahead(page, access, &mut out);
         }
         self.side.fault(page, access, &mut out);
@@ -62,8 +63,7 @@ impl Caller {
         let count = if page.0 == next { (last * 2).clamp(1, AHEAD_MAX) } else { 0 };
         self.stream = (page.0 + count + 1, count);
         for page in (page.0 + 1..=page.0 + count).map(PageNumber) {
-            let is_reported = self.pages.has_registered(page.0..page.0 + 1);
-            if is_reported && self.side.right(page) == Right::None && !self.side.is_waiting(page) {
+            if self.is_away(page) {
                 self.side.fault(page, access, out);
             }
         }
@@ -133,7 +133,7 @@ impl Caller {
                 self.side.fault(page, Access::Write, &mut out);
                 self.carry_out(out, &[])?;
             }
-            self.link.attend(REMAP_TURNS, || false);
+            self.link.attend().look(REMAP_TURNS);
             if !self.link.is_open() {
                 self.lose();
             }

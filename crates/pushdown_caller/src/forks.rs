@@ -1,20 +1,170 @@
 //! What a fork needs: the child has no executor, so all pages have to be here.
+//!
+//! 1. *Arming.* The C library takes locks of its own around a fork, and a function may hold one of them: it must go on until the fork has
+//!    them all. So nothing is held back when the C library says that it is about to fork. Instead the kernel stops each system call of
+//!    the thread from there on (Syscall User Dispatch). The handler makes them, up to the one that forks.
+//! 2. *Gathering.* Then the thread asks for all pages that the program does not own, until there are none. What the program owns by
+//!    then it keeps: functions that ask for such a page wait. A page that both sides have asked for goes to the function first,
+//!    as always, and then comes home. So each page comes home after two transfers at most.
+//! 3. *Holding.* No message is handled, so nothing leaves. The thread must be able to write every page: the kernel protects them all. It makes
+//!    the system call that forks itself, and no other is stopped.
+//! 4. After the fork the parent handles what has come meanwhile, the deferred requests first.
 
 #![allow(unsafe_code)]
 
-use bare::system_call::pause;
+use std::arch::naked_asm;
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bare::system_call::{Errno, SignalsBlocked, exit_group, system_call};
+use page_coherence::{Access, PAGE_NUMBERS, PageNumber, Right, ToCaller};
 
 use crate::call::is_in_call;
+use crate::caller::{Broken, Caller, FETCHES_MAX};
 use crate::stacks::on_private_stack;
-use crate::wait::{CALLER, abandon, is_open};
+use crate::wait::{CALLER, abandon, is_open, wait_until};
 
-/// How long to wait for pages to come home, in microseconds.
-const PAUSE: i64 = 50;
+/// `PR_SET_SYSCALL_USER_DISPATCH`, and its arguments.
+const SET_SYSTEM_CALL_DISPATCH: usize = 59;
+const DISPATCH_OFF: usize = 0;
+const DISPATCH_ON: usize = 1;
+/// `SYS_USER_DISPATCH`: the code of the signal for a stopped system call.
+const USER_DISPATCH: i32 = 2;
+/// Bytes of the instruction that makes a system call.
+const INSTRUCTION_BYTES: libc::greg_t = 2;
+/// `SA_RESTORER`.
+const RESTORER: u64 = 0x0400_0000;
+const SIGNAL_SYSTEM_CALL: u64 = 1 << (libc::SIGSYS - 1);
 
-/// Has the C library call the functions below around each `fork`.
-pub(crate) fn prepare() {
+/// The library's own code, whose system calls are not stopped: where it begins, and how many bytes.
+static CODE: AtomicUsize = AtomicUsize::new(0);
+static CODE_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// The signals that the thread had blocked before it began to fork.
+    static SIGNALS: Cell<u64> = const { Cell::new(0) };
+    /// Whether it holds all pages.
+    static IS_HOLDING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How far threads are that fork.
+#[derive(Default)]
+pub(crate) struct Forks {
+    /// Threads that gather pages, or have them all.
+    gatherers: u32,
+    /// Of these, threads that have them all.
+    holders: u32,
+    /// Pages that the executor has asked for since, and how.
+    deferred: VecDeque<(PageNumber, Access)>,
+}
+
+impl Forks {
+    /// Whether no message may be handled.
+    pub(crate) fn is_holding(&self) -> bool {
+        self.holders > 0
+    }
+
+    /// Notes a request that has to wait.
+    pub(crate) fn defer(&mut self, page: PageNumber, access: Access) {
+        self.deferred.push_back((page, access));
+    }
+}
+
+impl Caller {
+    /// Whether a page stays here until a fork is over. One that the program has asked for does not: the executor may have asked first.
+    pub(crate) fn keeps(&self, page: PageNumber) -> bool {
+        self.forks.gatherers > 0 && self.side.right(page) == Right::Write && !self.side.is_waiting(page)
+    }
+
+    /// Gives the executor what it has asked for during a fork.
+    pub(crate) fn hand_out_deferred(&mut self) -> Result<(), Broken> {
+        while let Some((page, access)) = self.forks.deferred.pop_front() {
+            self.receive(ToCaller::Request { page, access }, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Asks for pages that the program does not own, once those that were asked for last are here. Returns whether there are none any
+    /// more: then nothing leaves until [`forked`](Caller::forked).
+    fn gather(&mut self, asked: &mut Vec<PageNumber>) -> bool {
+        if asked.iter().any(|page| self.is_waiting_for(*page)) {
+            return false;
+        }
+        let away = self.not_owned(0..PAGE_NUMBERS).into_iter().flatten().map(PageNumber);
+        *asked = if self.is_lost { Vec::new() } else { away.take(FETCHES_MAX).collect() };
+        for page in &*asked {
+            let mut out = Vec::new();
+            self.side.fault(*page, Access::Write, &mut out);
+            let done = self.carry_out(out, &[]);
+            self.check(done);
+        }
+        let is_home = asked.is_empty() || self.is_lost;
+        self.forks.holders += u32::from(is_home);
+        is_home
+    }
+
+    fn forked(&mut self) {
+        self.forks.holders -= 1;
+        self.forks.gatherers -= 1;
+        if self.forks.gatherers == 0 && !self.is_lost {
+            let done = self.hand_out_deferred();
+            self.check(done);
+        }
+        // Threads that wait for messages could not handle them.
+        self.handle_messages();
+    }
+}
+
+/// `struct sigaction` of the kernel.
+#[repr(C)]
+struct KernelAction {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+/// Has the C library call the functions below around each `fork`. `code` is where the library's own code lies.
+pub(crate) fn prepare(code: Range<u64>) {
     // SAFETY: the functions stay, and take and return nothing.
     unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+    if handler_of_system_calls() != Some(libc::SIG_DFL) {
+        // The program has its own, which it keeps.
+        return;
+    }
+    let action = KernelAction {
+        handler: handle as *const () as usize,
+        flags: libc::SA_SIGINFO as u64 | RESTORER,
+        restorer: restore as *const () as usize,
+        mask: u64::MAX,
+    };
+    // SAFETY: the kernel reads the structure; handler and restorer are what it expects.
+    let installed =
+        unsafe { system_call(libc::SYS_rt_sigaction, [libc::SIGSYS as usize, &raw const action as usize, 0, 8]) };
+    if installed.is_ok() {
+        CODE_BYTES.store((code.end - code.start) as usize, Ordering::Relaxed);
+        CODE.store(code.start as usize, Ordering::Relaxed);
+    }
+}
+
+/// Has the kernel stop the system calls of this thread, or not any more.
+fn dispatch(mode: usize) -> Result<(), Errno> {
+    let (start, bytes) = match mode {
+        DISPATCH_ON => (CODE.load(Ordering::Relaxed), CODE_BYTES.load(Ordering::Relaxed)),
+        _ => (0, 0),
+    };
+    // SAFETY: the call has no memory argument.
+    unsafe { system_call(libc::SYS_prctl, [SET_SYSTEM_CALL_DISPATCH, mode, start, bytes, 0]) }.map(|_| ())
+}
+
+/// The handler of stopped system calls.
+fn handler_of_system_calls() -> Option<usize> {
+    let mut action = [0_usize; 4];
+    let arguments = [libc::SIGSYS as usize, 0, action.as_mut_ptr() as usize, 8];
+    // SAFETY: the kernel writes a structure of 32 bytes.
+    unsafe { system_call(libc::SYS_rt_sigaction, arguments) }.ok().map(|_| action[0])
 }
 
 unsafe extern "C" fn before() {
@@ -22,26 +172,116 @@ unsafe extern "C" fn before() {
     if is_in_call() || !is_open() {
         return;
     }
-    loop {
-        if on_private_stack(|_, _| CALLER.acquire().as_mut().is_none_or(|caller| caller.bring_home())) {
-            return;
-        }
-        pause(PAUSE);
+    let signals = SignalsBlocked::new();
+    SIGNALS.set(signals.before());
+    std::mem::forget(signals);
+    IS_HOLDING.set(false);
+    if handler_of_system_calls() != Some(handle as *const () as usize) {
+        // A function that holds a lock of the C library stops this fork for ever.
+        return hold();
     }
+    set_signals(!SIGNAL_SYSTEM_CALL);
+    if dispatch(DISPATCH_ON).is_err() {
+        hold();
+    }
+}
+
+/// Has all pages come home.
+fn hold() {
+    on_private_stack(|_, _| {
+        CALLER.acquire().as_mut()?.forks.gatherers += 1;
+        let mut asked = Vec::new();
+        wait_until(|caller| caller.gather(&mut asked).then_some(()))
+    });
+    IS_HOLDING.set(true);
+}
+
+fn set_signals(set: u64) {
+    // SAFETY: the kernel reads a set of eight bytes.
+    let _ =
+        unsafe { system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, &raw const set as usize, 0, 8]) };
+}
+
+/// A system call of a thread that is about to fork.
+unsafe extern "C" fn handle(_: i32, info: &libc::siginfo_t, user: &mut libc::ucontext_t) {
+    if info.si_code != USER_DISPATCH {
+        // The signal's default.
+        exit_group(128 + libc::SIGSYS);
+    }
+    let registers = &mut user.uc_mcontext.gregs;
+    let number = registers[libc::REG_RAX as usize];
+    let order = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9];
+    let arguments = order.map(|register| registers[register as usize] as usize);
+    match number {
+        libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => {
+            hold();
+            let _ = dispatch(DISPATCH_OFF);
+            // The thread makes it again, and this time the kernel forks.
+            registers[libc::REG_RIP as usize] -= INSTRUCTION_BYTES;
+        }
+        libc::SYS_rt_sigprocmask => {
+            // SAFETY: the C library passes what the kernel expects.
+            let value = unsafe { change_signals(arguments, &mut user.uc_sigmask) };
+            registers[libc::REG_RAX as usize] = value;
+        }
+        _ => {
+            // SAFETY: the thread's own code makes it.
+            let outcome = unsafe { system_call(number, arguments) };
+            registers[libc::REG_RAX as usize] = match outcome {
+                Ok(value) => value as libc::greg_t,
+                Err(Errno(error)) => -libc::greg_t::from(error),
+            };
+        }
+    }
+}
+
+/// What `rt_sigprocmask` does, for a thread that is in a handler. The signal for stopped system calls is not blocked: that would end the process.
+///
+/// # Safety
+/// That of the system call.
+unsafe fn change_signals([how, set, before, ..]: [usize; 6], signals: &mut libc::sigset_t) -> libc::greg_t {
+    let signals = std::ptr::from_mut(signals).cast::<u64>();
+    // SAFETY: the caller answers for the sets; that of the context has at least eight bytes.
+    unsafe {
+        let (old, set) = (signals.read(), (set as *const u64).as_ref());
+        let new = match (set, how as i32) {
+            (None, _) => old,
+            (Some(set), libc::SIG_BLOCK) => old | set,
+            (Some(set), libc::SIG_UNBLOCK) => old & !set,
+            (Some(set), _) => *set,
+        };
+        signals.write(new & !SIGNAL_SYSTEM_CALL);
+        if let Some(before) = (before as *mut u64).as_mut() {
+            *before = old;
+        }
+    }
+    0
+}
+
+#[unsafe(naked)]
+unsafe extern "C" fn restore() {
+    naked_asm!("mov eax, 15", "syscall")
 }
 
 unsafe extern "C" fn after_in_parent() {
     if is_in_call() || !is_open() {
         return;
     }
-    on_private_stack(|_, _| {
-        if let Some(caller) = CALLER.acquire().as_mut() {
-            caller.forked();
-        }
-    });
+    let _ = dispatch(DISPATCH_OFF);
+    if IS_HOLDING.replace(false) {
+        on_private_stack(|_, _| {
+            if let Some(caller) = CALLER.acquire().as_mut() {
+                caller.forked();
+            }
+        });
+    }
+    set_signals(SIGNALS.get());
 }
 
 /// In the child the memory is ordinary memory again. It cannot push functions down.
 unsafe extern "C" fn after_in_child() {
-    abandon();
+    if is_open() {
+        abandon();
+        set_signals(SIGNALS.get());
+    }
 }

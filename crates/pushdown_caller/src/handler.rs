@@ -14,6 +14,11 @@ use crate::wait::CALLER;
 /// The name that tools show.
 const NAME: &std::ffi::CStr = c"pushdown";
 
+/// How often it looks for a page before it looks for faults again: some 10 µs.
+const LOOK_TURNS: u32 = 400;
+/// How often it does so before it sleeps.
+const LOOKS_MAX: u32 = 10;
+
 /// How often it looks for signals while calls are open.
 const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 /// Signals by which people and supervisors end a program.
@@ -30,8 +35,9 @@ pub(crate) fn start() -> Result<(), Errno> {
 extern "C" fn run((): &mut ()) -> ! {
     // SAFETY: the kernel reads a static name.
     let _ = unsafe { system_call(libc::SYS_prctl, [libc::PR_SET_NAME as usize, NAME.as_ptr() as usize]) };
+    let mut looks = 0;
     loop {
-        let (link, faults, pause, is_lost, calls) = {
+        let (link, faults, pause, is_lost, calls, is_awaiting) = {
             let mut held = CALLER.acquire();
             // It was there before this thread was.
             let Some(caller) = held.as_mut() else { continue };
@@ -40,8 +46,15 @@ extern "C" fn run((): &mut ()) -> ! {
             caller.tick();
             let calls = caller.open_calls();
             let pause = caller.next_tick().or((calls > 0).then_some(SIGNALS_EVERY));
-            (caller.link(), caller.faults(), pause, caller.is_lost(), calls)
+            (caller.link(), caller.faults(), pause, caller.is_lost(), calls, caller.is_awaiting_pages())
         };
+        // The executor usually answers sooner than this thread could sleep and be woken.
+        if is_awaiting && !is_lost && looks < LOOKS_MAX {
+            link.attend().look(LOOK_TURNS);
+            looks = if link.has_message() { 0 } else { looks + 1 };
+            continue;
+        }
+        looks = 0;
         // All other threads are in calls.
         if calls > 0 && calls + 1 >= threads() {
             end_on_signals();

@@ -35,7 +35,6 @@ mod message;
 mod open;
 mod pages;
 mod places;
-mod progress;
 mod stacks;
 mod system_calls;
 mod variables;

@@ -87,7 +87,7 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     let outgoing = out_of_the_way(userfault::open(FEATURE_WRITE_PROTECT | FEATURE_MOVE).map_err(explain)?)?;
     let lines = maps()?;
     let maps_file = File::open("/proc/self/maps").map_err(|error| format!("/proc/self/maps: {error}"))?;
-    let mappings = Mappings::new(keep(maps_file.into())?, own_variables());
+    let mappings = Mappings::new(keep(maps_file.into())?, own_segments().variables);
     mappings.check().map_err(|error| {
         format!("the kernel does not tell one mapping, as Linux does from 6.11 on (error {})", error.0)
     })?;
@@ -98,7 +98,7 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     move_variables(&lines)?;
     let pages = Pages::new(faults, outgoing).map_err(|error| format!("pages: error {}", error.0))?;
     set_open(Caller::new(Link::new(area, Side::Caller, socket), pages, mappings));
-    forks::prepare();
+    forks::prepare(own_segments().code);
     handler::start().map_err(|error| format!("a thread: error {}", error.0))
 }
 
@@ -121,18 +121,25 @@ fn maps_line(line: &str) -> Option<MapsLine> {
     })
 }
 
-/// The library's variables: its writable segments, without what the linker has protected since.
-fn own_variables() -> Vec<Range<u64>> {
-    let mut found = Vec::new();
-    // SAFETY: the function is called with that vector, before this call returns.
+/// Where the library lies.
+#[derive(Default)]
+struct OwnSegments {
+    /// Its writable segments, without what the linker has protected since.
+    variables: Vec<Range<u64>>,
+    code: Range<u64>,
+}
+
+fn own_segments() -> OwnSegments {
+    let mut found = OwnSegments::default();
+    // SAFETY: the function is called with that structure, before this call returns.
     unsafe { libc::dl_iterate_phdr(Some(look_at_object), (&raw mut found).cast()) };
     found
 }
 
 /// Notes the segments of the object to which this function belongs.
 unsafe extern "C" fn look_at_object(object: *mut libc::dl_phdr_info, _: usize, found: *mut c_void) -> i32 {
-    // SAFETY: the C library gives a structure with a table of headers; `found` is what `own_variables` has passed.
-    let (object, found) = unsafe { (&*object, &mut *found.cast::<Vec<Range<u64>>>()) };
+    // SAFETY: the C library gives a structure with a table of headers; `found` is what `own_segments` has passed.
+    let (object, found) = unsafe { (&*object, &mut *found.cast::<OwnSegments>()) };
     // SAFETY: as above.
     let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) };
     let range = |header: &libc::Elf64_Phdr| {
@@ -150,9 +157,11 @@ unsafe extern "C" fn look_at_object(object: *mut libc::dl_phdr_info, _: usize, f
             if constant.contains(&segment.start) { constant.end / page * page } else { segment.start / page * page };
         let end = segment.end.next_multiple_of(page);
         if start < end {
-            found.push(start..end);
+            found.variables.push(start..end);
         }
     }
+    let code = segments().find(|header| header.p_flags & libc::PF_X != 0);
+    found.code = code.map_or(0..0, range);
     1
 }
 
@@ -276,7 +285,7 @@ fn grow_stack(lines: &[MapsLine]) {
 
 /// Puts anonymous memory in place of private mappings of files that the program may write: its variables and those of its libraries.
 fn move_variables(lines: &[MapsLine]) -> Result<(), String> {
-    let own = own_variables();
+    let own = own_segments().variables;
     for line in lines {
         let (start, end) = (line.pages.start * PAGE_BYTES as u64, line.pages.end * PAGE_BYTES as u64);
         if line.inode == 0

@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bare::lock::RawLock;
 
 use crate::caller::Caller;
-use crate::progress::{so_far, wait_for_more};
 
 /// The state; there once the library was opened.
 pub(crate) static CALLER: RawLock<Option<Caller>> = RawLock::new(None);
 /// Whether there is one, for threads that must not take the lock.
 static IS_OPEN: AtomicBool = AtomicBool::new(false);
+/// How often a thread looks for messages before it sleeps: some 120 µs, about as long as it takes to put a processor to sleep and wake it.
+pub(crate) const TURNS: u32 = 4000;
+
 /// Whether the library was opened.
 pub(crate) fn is_open() -> bool {
     IS_OPEN.load(Ordering::Acquire)
@@ -26,18 +28,25 @@ pub(crate) fn set_open(caller: Caller) {
 
 /// Waits until `ready` returns something. It is asked again after each message. `None` if the library is not open.
 pub(crate) fn wait_until<T>(mut ready: impl FnMut(&mut Caller) -> Option<T>) -> Option<T> {
-    loop {
-        let (seen, link) = {
+    let link = CALLER.acquire().as_ref()?.link();
+    let attending = link.attend();
+    let value = loop {
+        let seen = {
             let mut held = CALLER.acquire();
             let caller = held.as_mut()?;
             caller.handle_messages();
             if let Some(value) = ready(caller) {
-                return Some(value);
+                break value;
             }
-            (so_far(), caller.link())
+            link.so_far()
         };
-        wait_for_more(link, seen);
+        attending.wait(TURNS, seen);
+    };
+    drop(attending);
+    if link.has_message() {
+        CALLER.acquire().as_mut()?.handle_messages();
     }
+    Some(value)
 }
 
 /// In the child of a fork: there is no executor, and the thread that held the lock is not there either.

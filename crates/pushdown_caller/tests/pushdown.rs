@@ -30,11 +30,10 @@ macro_rules! cases {
     };
 }
 
-// Not here: `fork_beside`, which hung once in some 700 runs (ADR 54, *Known*). It is to be run by hand until that is found.
 cases! { c:
     empty statics thread_local stack function_pointer list allocate many_pages syncmem
     unmapped mmap file_mapping mremap mprotect shared_mapping
-    kinds scattered fork_large freed neighbours constant_written without_access
+    kinds scattered fork_large fork_beside fork_beside_allocation freed neighbours constant_written without_access
     files stdio getpid time qsort wide_characters rounding dlsym dlopen fork signals
     mutex condition atomics false_sharing threads threads_in_turn contexts
     sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost

@@ -12,7 +12,7 @@ use page_coherence::{
     Access, CallId, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber, Payload, Right,
     ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
-use pushdown::{Ended, Link, MappingKind, Registers, ToCaller, ToExecutor};
+use pushdown::{Ended, History, Link, MappingKind, Registers, ToCaller, ToExecutor};
 
 use crate::mappings::Mappings;
 use crate::pages::{PageContents, Pages};
@@ -61,6 +61,10 @@ pub(crate) struct Executor {
     pages: Pages,
     /// With what the functions of calls begin that have not begun.
     starts: BTreeMap<CallId, Registers>,
+    /// The functions that run.
+    running: BTreeMap<CallId, u64>,
+    /// Which pages they need.
+    history: History,
     /// Calls whose turn it is.
     ready: VecDeque<CallId>,
     /// What system calls have returned.
@@ -91,6 +95,8 @@ impl Executor {
             mappings: Mappings::new(faults),
             pages: Pages::new(faults)?,
             starts: BTreeMap::new(),
+            running: BTreeMap::new(),
+            history: History::default(),
             ready: VecDeque::new(),
             returned: BTreeMap::new(),
             asked_mappings: Vec::new(),
@@ -276,9 +282,33 @@ impl Executor {
     pub(crate) fn next_function(&mut self) -> Option<(CallId, Registers)> {
         let call = self.ready.pop_front()?;
         match self.starts.remove(&call) {
-            Some(registers) => Some((call, registers)),
+            Some(registers) => {
+                self.running.insert(call, registers.function);
+                self.ask_ahead(registers.function);
+                Some((call, registers))
+            }
             // The caller did not say what to run.
             None => exit_group(1),
+        }
+    }
+
+    /// Asks for the pages that a function is expected to need.
+    fn ask_ahead(&mut self, function: u64) {
+        let mut out = Vec::new();
+        for (page, access) in self.history.begin(function) {
+            self.ask_for_page(page, access, &mut out);
+        }
+        if self.carry_out(out, &[]).is_err() {
+            exit_group(1);
+        }
+    }
+
+    /// Asks for a page that a function may need.
+    fn ask_for_page(&mut self, page: PageNumber, access: Access, out: &mut Vec<ExecutorOutput>) {
+        let is_ordinary = self.mappings.at(page).is_some_and(|mapping| !mapping.is_constant && mapping.allows(access));
+        if is_ordinary && self.pages.access(page) < access.right() && !self.side.is_waiting(page) {
+            self.ahead.insert(page, access);
+            self.side.fault(page, access, out);
         }
     }
 
@@ -294,10 +324,20 @@ impl Executor {
 
     /// A function has ended.
     pub(crate) fn end_function(&mut self, call: CallId, ended: Ended) {
+        self.running.remove(&call);
         let mut out = Vec::new();
-        let told = self.tell(&ToCaller::Ended(call, ended), &[]);
         let finished = self.side.finish(call, &mut out);
-        if told.is_err() || finished.is_err() || self.carry_out(out, &[]).is_err() {
+        let ended = ToCaller::Ended(call, ended);
+        let told = match out.first() {
+            // The caller does not have to look twice.
+            Some(Output::Send(reply)) => {
+                let reply = ToCaller::Coherence(reply.encode());
+                out.remove(0);
+                self.link.send_both_to_caller([&ended, &reply]).is_ok()
+            }
+            _ => self.tell(&ended, &[]).is_ok(),
+        };
+        if !told || finished.is_err() || self.carry_out(out, &[]).is_err() {
             exit_group(1);
         }
     }
@@ -325,7 +365,13 @@ impl Executor {
     }
 
     /// A function accessed a page that is not there, or is protected. `None`: somebody was asked.
-    pub(crate) fn page_fault(&mut self, address: u64, access: Access, asked: &mut bool) -> Option<FaultOutcome> {
+    pub(crate) fn page_fault(
+        &mut self,
+        call: CallId,
+        address: u64,
+        access: Access,
+        asked: &mut bool,
+    ) -> Option<FaultOutcome> {
         let page = PageNumber(address / PAGE_BYTES as u64);
         if self.pages.access(page) >= access.right() {
             return Some(FaultOutcome::Served);
@@ -351,6 +397,9 @@ impl Executor {
                 let mut out = Vec::new();
                 self.side.fault(page, access, &mut out);
                 if !std::mem::replace(asked, true) {
+                    if let Some(function) = self.running.get(&call) {
+                        self.history.note(*function, page, access);
+                    }
                     self.read_ahead(page, access, &mut out);
                 }
                 if self.carry_out(out, &[]).is_err() {
@@ -370,12 +419,7 @@ impl Executor {
         let count = if page.0 == next { (last * 2).clamp(1, AHEAD_MAX) } else { 0 };
         self.stream = (page.0 + count + 1, count);
         for page in (page.0 + 1..=page.0 + count).map(PageNumber) {
-            let is_ordinary =
-                self.mappings.at(page).is_some_and(|mapping| !mapping.is_constant && mapping.allows(access));
-            if is_ordinary && self.pages.access(page) < access.right() && !self.side.is_waiting(page) {
-                self.ahead.insert(page, access);
-                self.side.fault(page, access, out);
-            }
+            self.ask_for_page(page, access, out);
         }
     }
 

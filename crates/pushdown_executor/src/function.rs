@@ -11,7 +11,7 @@ use crate::context::{Context, SIGNAL_STACK_BYTES, enter};
 use crate::places::STACKS;
 use crate::sandbox;
 use crate::signals::SIGNALS;
-use crate::wait::{Held, wait_until};
+use crate::wait::{Held, next_function};
 
 /// Starts a thread for functions.
 ///
@@ -31,7 +31,7 @@ extern "C" fn run(signal_stack: &mut usize) -> ! {
     // SAFETY: the stack for signals is this thread's, and its lowest bytes are for the context.
     let context = unsafe { &mut *(*signal_stack as *mut Context) };
     loop {
-        let (call, registers) = wait_until(|executor| executor.next_function());
+        let (call, registers) = next_function();
         context.call = call;
         context.ended = Ended::default();
         // SAFETY: the context is this thread's.

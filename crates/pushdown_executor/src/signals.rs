@@ -6,7 +6,7 @@ use std::arch::naked_asm;
 use std::mem;
 
 use bare::system_call::{Errno, exit_group, system_call};
-use page_coherence::Access;
+use page_coherence::{Access, CallId};
 use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE};
 
 use crate::context::{Context, resume};
@@ -86,7 +86,7 @@ unsafe extern "C" fn handle(signal: i32, info: &libc::siginfo_t, user: &mut libc
     let ended = |signal: i32| Ended { signal: signal as u32, code: info.si_code, address, instruction };
     let outcome = match signal {
         libc::SIGSEGV | libc::SIGBUS if info.si_code > 0 && info.si_code != OF_KERNEL && !is_private(address) => {
-            fault(address, access, needed as u32, signal == libc::SIGSEGV)
+            fault(context.call, address, access, needed as u32, signal == libc::SIGSEGV)
         }
         libc::SIGSYS if info.si_code == USER_DISPATCH => {
             let number = registers[libc::REG_RAX as usize] as u64;
@@ -119,11 +119,11 @@ fn is_private(address: u64) -> bool {
 }
 
 /// Gets what an access needs: the right to a page, and one of `PROT_*`. `lacks_mapping` says that the page table had nothing to do with it.
-fn fault(address: u64, access: Access, needed: u32, lacks_mapping: bool) -> FaultOutcome {
+fn fault(call: CallId, address: u64, access: Access, needed: u32, lacks_mapping: bool) -> FaultOutcome {
     let mut asked = false;
     wait_until(|executor| match lacks_mapping {
         true => executor.mapping_fault(address, needed, &mut asked),
-        false => executor.page_fault(address, access, &mut asked),
+        false => executor.page_fault(call, address, access, &mut asked),
     })
 }
 

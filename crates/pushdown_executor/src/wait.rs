@@ -1,21 +1,18 @@
 //! Waiting for what a message brings.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
 use bare::lock::{RawGuard, RawLock};
-use bare::system_call::{wait_for_word, wake_all};
+use page_coherence::CallId;
+use pushdown::Registers;
 
 use crate::executor::Executor;
 
 /// The executor's state; there from the beginning on.
 pub(crate) static EXECUTOR: RawLock<Option<Executor>> = RawLock::new(None);
-/// Grows whenever a message was handled.
-static PROGRESS: AtomicU32 = AtomicU32::new(0);
-/// Threads that sleep until it does.
-static SLEEPERS: AtomicU32 = AtomicU32::new(0);
+/// Of the threads without a function, one waits for the next one, and has this.
+static NEXT: RawLock<()> = RawLock::new(());
 
-/// How often a thread looks for messages before it sleeps: some 50 µs.
-const TURNS: u32 = 1000;
+/// How often a thread looks for messages before it sleeps: some 120 µs, about as long as it takes to put a processor to sleep and wake it.
+const TURNS: u32 = 4000;
 
 /// The state, under its lock.
 pub(crate) struct Held(RawGuard<'static, Option<Executor>>);
@@ -36,29 +33,35 @@ impl Held {
 /// Handles all messages that have come, and tells those who wait.
 pub(crate) fn handle_messages(executor: &mut Executor) {
     if executor.handle_messages() {
-        PROGRESS.fetch_add(1, Ordering::SeqCst);
-        if SLEEPERS.load(Ordering::SeqCst) > 0 {
-            wake_all(&PROGRESS);
-        }
+        executor.link().tell_waiting();
     }
 }
 
 /// Waits until `ready` returns something. It is asked again after each message.
 pub(crate) fn wait_until<T>(mut ready: impl FnMut(&mut Executor) -> Option<T>) -> T {
-    loop {
-        let (seen, link) = {
+    let link = Held::new().executor().link();
+    let attending = link.attend();
+    let value = loop {
+        let seen = {
             let mut held = Held::new();
             let executor = held.executor();
             handle_messages(executor);
             if let Some(value) = ready(executor) {
-                return value;
+                break value;
             }
-            (PROGRESS.load(Ordering::SeqCst), executor.link())
+            link.so_far()
         };
-        if !link.attend(TURNS, || PROGRESS.load(Ordering::Relaxed) != seen) {
-            SLEEPERS.fetch_add(1, Ordering::SeqCst);
-            wait_for_word(&PROGRESS, seen);
-            SLEEPERS.fetch_sub(1, Ordering::SeqCst);
-        }
+        attending.wait(TURNS, seen);
+    };
+    drop(attending);
+    if link.has_message() {
+        handle_messages(Held::new().executor());
     }
+    value
+}
+
+/// Waits for a function to run.
+pub(crate) fn next_function() -> (CallId, Registers) {
+    let _next = NEXT.acquire();
+    wait_until(Executor::next_function)
 }

@@ -26,6 +26,7 @@ void kinds(void);
 void scattered(void);
 void fork_large(void);
 void fork_beside(void);
+void fork_beside_allocation(void);
 void freed(void);
 void neighbours(void);
 void constant_written(void);

@@ -32,6 +32,7 @@ static const struct {
     {"scattered", scattered, 0},
     {"fork_large", fork_large, 0},
     {"fork_beside", fork_beside, 0},
+    {"fork_beside_allocation", fork_beside_allocation, 0},
     {"freed", freed, 0},
     {"neighbours", neighbours, 0},
     {"constant_written", constant_written, 0},

@@ -199,6 +199,7 @@ void fork_beside(void) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, pushes_beside, &large) == 0);
     for (int i = 0; i < 10; i++) {
+        for (int before = atomic_load(&beside); before < 30000 && atomic_load(&beside) < before + 100;) usleep(1000);
         pid_t child = fork();
         CHECK(child >= 0);
         if (child == 0) {
@@ -210,5 +211,48 @@ void fork_beside(void) {
         CHECK(waitpid(child, &status, 0) == child && status == 0);
     }
     CHECK(pthread_join(thread, NULL) == 0 && atomic_load(&beside) == 40000);
+    free(large.bytes);
+}
+
+static atomic_int allocates, stops_allocating;
+
+static void allocates_until_stopped(void *argument) {
+    (void)argument;
+    atomic_store(&allocates, 1);
+    while (!atomic_load(&stops_allocating))
+        for (int i = 0; i < 100; i++) {
+            char *volatile block = malloc(50000);
+            block[0] = 1;
+            free(block);
+        }
+}
+
+static void *allocates_beside(void *argument) {
+    (void)argument;
+    CALL(allocates_until_stopped, NULL);
+    return NULL;
+}
+
+// The function holds the allocator's lock most of the time, which the fork needs too.
+void fork_beside_allocation(void) {
+    struct large large = {.bytes = malloc(8 * PAGE), .count = 8 * PAGE};
+    memset(large.bytes, 0x5a, large.count);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, allocates_beside, NULL) == 0);
+    while (!atomic_load(&allocates)) usleep(1000);
+    for (int i = 0; i < 10; i++) {
+        usleep(2000);
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            check_all(&large);
+            free(malloc(50000));
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(child, &status, 0) == child && status == 0);
+    }
+    atomic_store(&stops_allocating, 1);
+    CHECK(pthread_join(thread, NULL) == 0);
     free(large.bytes);
 }
