@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::limits::VERSION;
-use crate::ring::{Positions, RING_BYTES, Ring};
+use crate::ring::{Positions, RING_BYTES, Ring, Shape};
 
 /// Functions that run at the same time, at most.
 pub const CONTEXTS_MAX: u32 = 16;
@@ -23,6 +23,9 @@ struct Head {
     error: AtomicU32,
     /// Where the caller has the first page of the vdso's data; 0 if it has none.
     vdso: AtomicU64,
+    /// The link, for measurements: a [`Shape`].
+    latency_cycles: AtomicU64,
+    mebibyte_cycles: AtomicU64,
     executor: Attention,
     caller: Attention,
     to_executor: Positions,
@@ -85,8 +88,10 @@ impl Area {
     }
 
     /// Writes what the executor has to know. The memory is zero before.
-    pub fn prepare(&self, contexts: u32, vdso: u64) {
+    pub fn prepare(&self, contexts: u32, vdso: u64, shape: Shape) {
         let head = self.head();
+        head.latency_cycles.store(shape.latency_cycles, Ordering::Relaxed);
+        head.mebibyte_cycles.store(shape.mebibyte_cycles, Ordering::Relaxed);
         head.contexts.store(contexts.clamp(1, CONTEXTS_MAX), Ordering::Relaxed);
         head.vdso.store(vdso, Ordering::Relaxed);
         head.version.store(VERSION, Ordering::Release);
@@ -137,7 +142,11 @@ impl Area {
             true => (offset_of!(Head, to_caller), TO_CALLER),
             false => (offset_of!(Head, to_executor), TO_EXECUTOR),
         };
+        let shape = Shape {
+            latency_cycles: self.head().latency_cycles.load(Ordering::Relaxed),
+            mebibyte_cycles: self.head().mebibyte_cycles.load(Ordering::Relaxed),
+        };
         // SAFETY: both lie in the area, which stays mapped.
-        unsafe { Ring::new((self.address + positions) as *const Positions, (self.address + data) as *mut u8) }
+        unsafe { Ring::new((self.address + positions) as *const Positions, (self.address + data) as *mut u8, shape) }
     }
 }

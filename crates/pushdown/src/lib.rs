@@ -58,4 +58,4 @@ pub use history::History;
 pub use limits::{AREA_ADDRESS, AREA_FILE, CALLER_PRIVATE, CONSTANT_PAGES_MAX, PRIVATE, SOCKET, VERSION};
 pub use link::{Attending, Link, Side};
 pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, ToCaller, ToExecutor};
-pub use ring::{FRAME_BYTES_MAX, Frame, RingError};
+pub use ring::{FRAME_BYTES_MAX, Frame, RingError, Shape};

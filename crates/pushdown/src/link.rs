@@ -134,9 +134,14 @@ impl Link {
         self.incoming.pop()
     }
 
-    /// Whether a message waits.
+    /// Whether a message has arrived.
     pub fn has_message(&self) -> bool {
         self.incoming.has_frame()
+    }
+
+    /// Whether a message has arrived, or will.
+    pub fn is_message_coming(&self) -> bool {
+        !self.incoming.is_empty()
     }
 
     /// Looks for messages without sleeping, up to `turns` times, until there is one or `done` says so. Returns whether either happened.
@@ -151,7 +156,7 @@ impl Link {
     }
 
     /// Has messages noticed by the calling thread as long as what is returned exists: nobody is woken for them. Thereafter the thread looks
-    /// once more ([`has_message`](Link::has_message)), and handles what has come.
+    /// once more ([`is_message_coming`](Link::is_message_coming)), and handles what comes.
     pub fn attend(&self) -> Attending<'_> {
         self.own().attending.fetch_add(1, Ordering::SeqCst);
         Attending(self)
@@ -162,9 +167,14 @@ impl Link {
         self.own().turn.load(Ordering::SeqCst)
     }
 
-    /// Tells the threads of this side that wait that one of them may go on.
-    pub fn tell_waiting(&self) {
+    /// Tells the threads of this side that wait that one of them may go on. To be called under the side's lock; `is_attending` says whether the
+    /// calling thread is one of those that look for messages.
+    pub fn tell_waiting(&self, is_attending: bool) {
         let own = self.own();
+        // Threads that have not counted themselves yet look at the state when they get the lock.
+        if own.attending.load(Ordering::SeqCst) + own.sleepers.load(Ordering::SeqCst) == u32::from(is_attending) {
+            return;
+        }
         own.turn.fetch_add(1, Ordering::SeqCst);
         if own.sleepers.load(Ordering::SeqCst) != 0 {
             wake_shared(&own.turn, i32::MAX);
@@ -178,7 +188,7 @@ impl Link {
         fence(Ordering::SeqCst);
         // A thread that waits takes messages, or was woken for them.
         let has_others = || own.attending.load(Ordering::SeqCst) != 0 || own.sleepers.load(Ordering::SeqCst) != 0;
-        if self.has_message() && !has_others() {
+        if self.is_message_coming() && !has_others() {
             own.sleeps.store(0, Ordering::SeqCst);
             return false;
         }
@@ -229,7 +239,7 @@ impl Attending<'_> {
         own.sleepers.fetch_add(1, Ordering::SeqCst);
         own.attending.fetch_sub(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if !self.0.has_message() {
+        if !self.0.is_message_coming() {
             sleep_shared(&own.turn, seen);
         }
         own.attending.fetch_add(1, Ordering::SeqCst);

@@ -1,7 +1,9 @@
 //! A queue of frames in shared memory, with one side that sends and one that receives.
 //!
-//! A frame is its length and its kind, eight bytes in all, and its bytes, filled up to eight. It may wrap around the end. The receiver
-//! copies a frame before it looks at it, since the sender may change the memory at any time.
+//! A frame is its length and its kind, four bytes each, when it may be seen, and its bytes, filled up to a multiple of eight. It may
+//! wrap around the end. The receiver copies a frame before it looks at it, since the sender may change the memory at any time.
+//!
+//! For measurements a ring can be as slow as a link between two hosts ([`Shape`]): the sender says when a frame would have arrived.
 
 #![allow(unsafe_code)]
 
@@ -15,11 +17,13 @@ pub(crate) const RING_BYTES: usize = 16 << 20;
 /// Bytes of the longest frame: a sixteenth of the ring.
 pub const FRAME_BYTES_MAX: usize = RING_BYTES / 16;
 
-const HEAD_BYTES: usize = 8;
+const HEAD_BYTES: usize = 16;
+/// Frames begin at multiples of this.
+const ALIGNMENT: usize = 8;
 /// An empty ring is used from its beginning again once so much of it was used, so that its memory stays in the processor's caches.
 const WARM_BYTES: usize = 256 << 10;
-/// The kind of a frame without bytes, behind which the ring goes on at its beginning.
-const SKIP: u32 = u32::MAX;
+/// The length and the kind of a frame without bytes, behind which the ring goes on at its beginning.
+const SKIP_HEAD: u64 = (u32::MAX as u64) << 32;
 
 /// Bytes of a run in a list of pages, at most.
 const RUN_BYTES_MAX: usize = 13;
@@ -50,10 +54,34 @@ pub struct Frame {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingError;
 
+/// A link between two hosts, in cycles of the processors' common clock. All zero is none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Shape {
+    /// How long a frame takes from its last byte sent to its last byte received.
+    pub latency_cycles: u64,
+    /// How long it takes to send a mebibyte.
+    pub mebibyte_cycles: u64,
+}
+
+impl Shape {
+    fn is_none(self) -> bool {
+        self == Shape::default()
+    }
+}
+
+/// The clock that both sides have in common.
+fn cycles() -> u64 {
+    // SAFETY: every processor of this architecture has the instruction.
+    unsafe { std::arch::x86_64::_rdtsc() }
+}
+
 /// A ring of the area, whose memory stays mapped.
 pub(crate) struct Ring {
     positions: *const Positions,
     data: *mut u8,
+    shape: Shape,
+    /// At the sender: when the link has sent all that was sent before.
+    free_at: AtomicU64,
 }
 
 // SAFETY: the memory is shared with another process anyway; what this process does there is under its side's lock.
@@ -64,8 +92,8 @@ unsafe impl Sync for Ring {}
 impl Ring {
     /// # Safety
     /// Both lie in mappings of the right size that stay, and this process is the only user of its end.
-    pub(crate) unsafe fn new(positions: *const Positions, data: *mut u8) -> Ring {
-        Ring { positions, data }
+    pub(crate) unsafe fn new(positions: *const Positions, data: *mut u8, shape: Shape) -> Ring {
+        Ring { positions, data, shape, free_at: AtomicU64::new(0) }
     }
 
     fn positions(&self) -> &Positions {
@@ -73,10 +101,35 @@ impl Ring {
         unsafe { &*self.positions }
     }
 
-    /// Whether a frame waits.
-    pub(crate) fn has_frame(&self) -> bool {
+    /// Whether nothing is on its way.
+    pub(crate) fn is_empty(&self) -> bool {
         let positions = self.positions();
-        positions.sent.0.load(Ordering::SeqCst) != positions.received.0.load(Ordering::Relaxed)
+        positions.sent.0.load(Ordering::SeqCst) == positions.received.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether a frame has arrived.
+    pub(crate) fn has_frame(&self) -> bool {
+        !self.is_empty()
+            && (self.shape.is_none() || self.has_arrived(self.positions().received.0.load(Ordering::Relaxed)))
+    }
+
+    /// Whether the frame at a position would have arrived over the link.
+    fn has_arrived(&self, received: u64) -> bool {
+        let (head, at) = self.head(received);
+        let at = if head == SKIP_HEAD { self.head(behind_skipped(received)).1 } else { at };
+        // A clock that differs by more than an hour's cycles is none of ours.
+        at.saturating_sub(cycles()).wrapping_sub(1) >= 1 << 43
+    }
+
+    /// When frames with so many bytes in all, sent now, arrive.
+    fn arrival(&self, bytes: usize) -> u64 {
+        if self.shape.is_none() {
+            return 0;
+        }
+        let begins = cycles().max(self.free_at.load(Ordering::Relaxed));
+        let sent = begins + ((bytes as u64 * self.shape.mebibyte_cycles) >> 20);
+        self.free_at.store(sent, Ordering::Relaxed);
+        sent + self.shape.latency_cycles
     }
 
     /// Appends frames, each with the bytes of its parts, one behind the other. The receiver sees all of them at once. Returns whether there
@@ -90,10 +143,12 @@ impl Ring {
         if used > RING_BYTES as u64 || RING_BYTES - used as usize <= needed {
             return false;
         }
+        let arrival = self.arrival(needed).to_le_bytes();
         for (kind, parts) in frames {
             let (start, bytes) = (at, body_bytes(parts));
             assert!(bytes <= FRAME_BYTES_MAX, "a message is shorter than a sixteenth of the ring");
             at = self.write(at, &(bytes as u64 | u64::from(*kind) << 32).to_le_bytes());
+            at = self.write(at, &arrival);
             for part in *parts {
                 at = self.write(at, part);
             }
@@ -103,7 +158,7 @@ impl Ring {
         true
     }
 
-    /// Takes the next frame.
+    /// Takes the next frame that has arrived.
     ///
     /// # Errors
     /// The sender wrote impossible numbers.
@@ -117,16 +172,19 @@ impl Ring {
         if waiting > RING_BYTES as u64 || (waiting as usize) < HEAD_BYTES {
             return Err(RingError);
         }
-        let mut head = self.head(received);
-        if head == u64::from(SKIP) << 32 {
-            let skipped = (RING_BYTES - received as usize % RING_BYTES) as u64;
+        if !self.shape.is_none() && !self.has_arrived(received) {
+            return Ok(None);
+        }
+        let mut head = self.head(received).0;
+        if head == SKIP_HEAD {
+            let behind = behind_skipped(received);
+            let skipped = behind.wrapping_sub(received);
             // Never at the end: another frame is behind it.
             if waiting < skipped + HEAD_BYTES as u64 {
                 return Err(RingError);
             }
-            received = received.wrapping_add(skipped);
-            waiting -= skipped;
-            head = self.head(received);
+            (received, waiting) = (behind, waiting - skipped);
+            head = self.head(received).0;
         }
         let at = received.wrapping_add(HEAD_BYTES as u64);
         let (bytes, kind) = ((head & 0xffff_ffff) as usize, (head >> 32) as u32);
@@ -147,8 +205,8 @@ impl Ring {
         if offset < WARM_BYTES {
             return sent;
         }
-        self.write(sent, &(u64::from(SKIP) << 32).to_le_bytes());
-        sent.wrapping_add((RING_BYTES - offset) as u64)
+        self.write(sent, &SKIP_HEAD.to_le_bytes());
+        behind_skipped(sent)
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> u64 {
@@ -161,10 +219,12 @@ impl Ring {
         at.wrapping_add(bytes.len() as u64)
     }
 
-    fn head(&self, at: u64) -> u64 {
-        let mut head = [0; HEAD_BYTES];
-        self.read(at, &mut head);
-        u64::from_le_bytes(head)
+    /// Length and kind of the frame at a position, and when it arrives.
+    fn head(&self, at: u64) -> (u64, u64) {
+        let (mut head, mut arrival) = ([0; 8], [0; 8]);
+        let next = self.read(at, &mut head);
+        self.read(next, &mut arrival);
+        (u64::from_le_bytes(head), u64::from_le_bytes(arrival))
     }
 
     fn read(&self, at: u64, bytes: &mut [u8]) -> u64 {
@@ -184,7 +244,12 @@ fn body_bytes(parts: &[&[u8]]) -> usize {
 
 /// Bytes of a frame with so many bytes.
 fn frame_bytes(body: usize) -> usize {
-    HEAD_BYTES.saturating_add(body.next_multiple_of(HEAD_BYTES))
+    HEAD_BYTES.saturating_add(body.next_multiple_of(ALIGNMENT))
+}
+
+/// The beginning of the ring that follows a position.
+fn behind_skipped(at: u64) -> u64 {
+    at.wrapping_add((RING_BYTES - at as usize % RING_BYTES) as u64)
 }
 
 /// Where bytes at a position begin, and how many of them lie before the end of the ring.
@@ -198,11 +263,15 @@ mod tests {
     use super::*;
 
     fn ring() -> (Ring, Box<Positions>) {
+        shaped_ring(Shape::default())
+    }
+
+    fn shaped_ring(shape: Shape) -> (Ring, Box<Positions>) {
         let zero = || Position(AtomicU64::new(0));
         let positions = Box::new(Positions { sent: zero(), received: zero() });
         let data = Box::leak(vec![0; RING_BYTES].into_boxed_slice());
         // SAFETY: both live until the end of the test.
-        (unsafe { Ring::new(&raw const *positions, data.as_mut_ptr()) }, positions)
+        (unsafe { Ring::new(&raw const *positions, data.as_mut_ptr(), shape) }, positions)
     }
 
     #[test]
@@ -238,9 +307,31 @@ mod tests {
             assert!(ring.pop() == Ok(None) && !ring.has_frame());
             assert!(positions.sent.0.load(Ordering::Relaxed) as usize % RING_BYTES < WARM_BYTES + 9000);
         }
-        ring.write(positions.sent.0.load(Ordering::Relaxed), &(u64::from(SKIP) << 32).to_le_bytes());
-        positions.sent.0.fetch_add(8, Ordering::Relaxed);
+        ring.write(positions.sent.0.load(Ordering::Relaxed), &SKIP_HEAD.to_le_bytes());
+        positions.sent.0.fetch_add(16, Ordering::Relaxed);
         assert_eq!(ring.pop(), Err(RingError), "nothing behind the skipped bytes");
+    }
+
+    #[test]
+    fn frames_take_the_time_of_the_link() {
+        let latency_cycles = 100_000_000;
+        let (ring, _positions) = shaped_ring(Shape { latency_cycles, mebibyte_cycles: 1 << 30 });
+        let begun = cycles();
+        // 1,024 cycles a byte.
+        assert!(ring.push(&[(1, &[&[1; 100_000]])]) && ring.push(&[(2, &[&[2; 100_000]])]));
+        let mut arrivals = Vec::new();
+        while arrivals.len() < 2 {
+            assert!(!ring.is_empty());
+            if ring.has_frame() {
+                let frame = ring.pop().expect("well-formed").expect("it has arrived");
+                arrivals.push((frame.kind, cycles() - begun));
+            } else if let Some(frame) = ring.pop().expect("well-formed") {
+                // It has arrived in between.
+                arrivals.push((frame.kind, cycles() - begun));
+            }
+        }
+        assert!(arrivals[0].0 == 1 && arrivals[0].1 >= latency_cycles + 102_400_000, "{arrivals:?}");
+        assert!(arrivals[1].0 == 2 && arrivals[1].1 >= latency_cycles + 204_800_000, "{arrivals:?}");
     }
 
     #[test]
@@ -251,7 +342,7 @@ mod tests {
         assert_eq!(ring.pop(), Err(RingError), "a frame without a head");
         positions.sent.0.store(RING_BYTES as u64 + 1, Ordering::Relaxed);
         assert_eq!(ring.pop(), Err(RingError), "more than the ring holds");
-        positions.sent.0.store(16, Ordering::Relaxed);
+        positions.sent.0.store(24, Ordering::Relaxed);
         ring.write(0, &(FRAME_BYTES_MAX as u64 + 1).to_le_bytes());
         assert_eq!(ring.pop(), Err(RingError), "a frame that is too long");
         ring.write(0, &9_u64.to_le_bytes());

@@ -5,12 +5,11 @@
 use std::arch::asm;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use bare::system_call::system_call;
 use pushdown::{EXITS, Ended, Registers};
 
 use crate::caller::{Outcome, Task};
+use crate::rseq::thread_block;
 use crate::stacks::on_private_stack;
 use crate::system_calls;
 use crate::wait::{CALLER, is_open, wait_until};
@@ -19,14 +18,6 @@ thread_local! {
     /// Whether this thread is in a call. Its function runs with the same thread block, and sees it.
     static IS_IN_CALL: Cell<bool> = const { Cell::new(false) };
 }
-
-/// Where the C library has the kernel keep a thread's processor, from the thread block on; 0 if it has none.
-pub(crate) static RSEQ_OFFSET: AtomicUsize = AtomicUsize::new(0);
-/// How many bytes that are.
-pub(crate) static RSEQ_BYTES: AtomicU64 = AtomicU64::new(0);
-/// `RSEQ_SIG`, and `RSEQ_FLAG_UNREGISTER`.
-const RSEQ_SIGNATURE: usize = 0x5305_3053;
-const RSEQ_UNREGISTER: usize = 1;
 
 const PAGE: u64 = bare::PAGE_BYTES as u64;
 /// Bytes below the stack pointer of a call that its thread uses itself, before and after it.
@@ -60,15 +51,11 @@ fn run(function: u64, argument: u64, stack: u64, signals: &mut u64) -> Option<Ou
     // The pages of the live frame, and of what this library calls from there, stay on this side.
     let stack = (stack - LIVE_BYTES) / PAGE * PAGE;
     let registers = Registers { function, argument, stack, thread_block, vector_control, float_control };
-    let is_rseq = rseq(thread_block, RSEQ_UNREGISTER);
     let outcome = wait_through(registers, signals);
     if outcome == Some(Outcome::Lost)
         && let Some(caller) = CALLER.acquire().as_mut()
     {
         caller.give_back_stack(stack);
-    }
-    if is_rseq {
-        rseq(thread_block, 0);
     }
     outcome
 }
@@ -96,14 +83,6 @@ fn wait_through(registers: Registers, signals: &mut u64) -> Option<Outcome> {
     }
 }
 
-/// The address of the thread block. The executor needs the same instructions, and says so when they are not there.
-fn thread_block() -> u64 {
-    let address: u64;
-    // SAFETY: the instruction reads a register.
-    unsafe { asm!("rdfsbase {}", out(reg) address, options(nomem, nostack, preserves_flags)) };
-    address
-}
-
 /// Control words of the vector unit and the floating-point unit.
 fn float_controls() -> (u32, u32) {
     let (mut vector, mut float) = (MaybeUninit::<u32>::uninit(), 0_u16);
@@ -112,13 +91,4 @@ fn float_controls() -> (u32, u32) {
         asm!("stmxcsr [{}]", "fnstcw [{}]", in(reg) vector.as_mut_ptr(), in(reg) &mut float, options(nostack));
         (vector.assume_init(), u32::from(float))
     }
-}
-
-/// The kernel writes a thread's processor into its thread block whenever the thread was interrupted, and ends the process if it cannot.
-/// During a call the page may be elsewhere. Whether it was registered.
-fn rseq(thread_block: u64, flags: usize) -> bool {
-    let (offset, bytes) = (RSEQ_OFFSET.load(Ordering::Relaxed), RSEQ_BYTES.load(Ordering::Relaxed));
-    let address = (thread_block as usize).wrapping_add(offset);
-    // SAFETY: the address is that at which the C library has registered the thread's structure.
-    offset != 0 && unsafe { system_call(libc::SYS_rseq, [address, bytes as usize, flags, RSEQ_SIGNATURE]) }.is_ok()
 }

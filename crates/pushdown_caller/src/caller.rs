@@ -147,7 +147,7 @@ impl Caller {
     }
 
     /// Handles all messages that have come.
-    pub(crate) fn handle_messages(&mut self) {
+    pub(crate) fn handle_messages(&mut self, is_attending: bool) {
         if self.is_lost || self.forks.is_holding() {
             return;
         }
@@ -167,7 +167,7 @@ impl Caller {
             has_progress = true;
         }
         if has_progress {
-            self.link.tell_waiting();
+            self.link.tell_waiting(is_attending);
         }
     }
 
@@ -492,7 +492,7 @@ impl Caller {
             // The thread faults again, and learns it.
             let _ = self.pages.wake(page);
         }
-        self.link.tell_waiting();
+        self.link.tell_waiting(false);
     }
 
     /// After a lost call: the part of its thread's stack below `stack`, where only the function had anything, is the thread's again.

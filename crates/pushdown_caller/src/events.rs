@@ -137,7 +137,7 @@ impl Caller {
             if !self.link.is_open() {
                 self.lose();
             }
-            self.handle_messages();
+            self.handle_messages(false);
             self.tick();
         }
     }

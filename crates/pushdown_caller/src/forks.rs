@@ -113,7 +113,7 @@ impl Caller {
             self.check(done);
         }
         // Threads that wait for messages could not handle them.
-        self.handle_messages();
+        self.handle_messages(false);
     }
 }
 

@@ -41,7 +41,7 @@ extern "C" fn run((): &mut ()) -> ! {
             let mut held = CALLER.acquire();
             // It was there before this thread was.
             let Some(caller) = held.as_mut() else { continue };
-            caller.handle_messages();
+            caller.handle_messages(false);
             caller.handle_events();
             caller.tick();
             let calls = caller.open_calls();
@@ -69,7 +69,7 @@ extern "C" fn run((): &mut ()) -> ! {
             && let Some(caller) = CALLER.acquire().as_mut()
         {
             // What it has sent before its end counts.
-            caller.handle_messages();
+            caller.handle_messages(false);
             caller.lose();
         }
     }

@@ -35,6 +35,7 @@ mod message;
 mod open;
 mod pages;
 mod places;
+mod rseq;
 mod stacks;
 mod system_calls;
 mod variables;

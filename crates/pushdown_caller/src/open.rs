@@ -20,19 +20,21 @@ use bare::userfault::{
     self, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP, FEATURE_MOVE, FEATURE_WRITE_PROTECT,
     UserFaults,
 };
-use pushdown::{AREA_BYTES, Area, CALLER_PRIVATE, ExecutorState, Link, Side};
+use pushdown::{AREA_BYTES, Area, CALLER_PRIVATE, ExecutorState, Link, Shape, Side};
 
-use crate::call::{RSEQ_BYTES, RSEQ_OFFSET};
 use crate::caller::Caller;
 use crate::mappings::Mappings;
 use crate::pages::Pages;
 use crate::places::AREA;
+use crate::rseq::{RSEQ_BYTES, RSEQ_OFFSET};
 use crate::variables::make_anonymous;
 use crate::wait::{is_open, set_open};
 use crate::{forks, handler};
 
 /// Where the program looks for the executor.
 const EXECUTOR_VARIABLE: &str = "HEDDLE_EXECUTOR";
+/// The link that is to be imitated.
+const LINK_VARIABLE: &str = "HEDDLE_PUSHDOWN_LINK";
 const EXECUTOR_NAME: &str = "heddle-executor";
 /// Descriptors of the library are at least these, so that a program which closes the low ones does not close them.
 const DESCRIPTOR_MIN: i32 = 200;
@@ -199,7 +201,7 @@ fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32), String>
     }
     // SAFETY: it was just mapped, and stays if the executor begins.
     let area = unsafe { Area::at(AREA) };
-    area.prepare(settings.contexts, vdso);
+    area.prepare(settings.contexts, vdso, link_shape()?);
     let (ours, theirs) = UnixStream::pair().map_err(|error| wrong("a socket", &error))?;
     let socket = keep(ours.into())?;
     let mut command = Command::new(&path);
@@ -213,6 +215,29 @@ fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32), String>
         return Err(reason);
     }
     Ok((area, socket))
+}
+
+/// The link that is to be imitated, for measurements: its latency in nanoseconds and its bytes a second, with a comma between.
+fn link_shape() -> Result<Shape, String> {
+    let Ok(text) = std::env::var(LINK_VARIABLE) else { return Ok(Shape::default()) };
+    let numbers = text.split_once(',').and_then(|(latency, rate)| Some((latency.parse().ok()?, rate.parse().ok()?)));
+    let (latency, rate): (f64, f64) =
+        numbers.ok_or_else(|| format!("{LINK_VARIABLE}={text}: two numbers are expected, such as 1200,7000000000"))?;
+    let per_nanosecond = cycles_per_nanosecond();
+    Ok(Shape {
+        latency_cycles: (latency * per_nanosecond) as u64,
+        mebibyte_cycles: (f64::from(1 << 20) / rate * 1e9 * per_nanosecond) as u64,
+    })
+}
+
+/// How fast the processors' clock runs.
+#[allow(clippy::disallowed_methods)] // The program has one thread, which has nothing else to do.
+fn cycles_per_nanosecond() -> f64 {
+    // SAFETY: every processor of this architecture has the instruction.
+    let cycles = || unsafe { std::arch::x86_64::_rdtsc() };
+    let (begun, first) = (Instant::now(), cycles());
+    std::thread::sleep(Duration::from_millis(10));
+    (cycles() - first) as f64 / begun.elapsed().as_nanos() as f64
 }
 
 #[allow(clippy::disallowed_methods)] // The program has one thread, which has nothing else to do.

@@ -13,6 +13,7 @@ use bare::system_call::{Errno, SignalsBlocked, map_anonymous_at, pause};
 use bare::thread::STACK_BYTES;
 
 use crate::places::STACKS;
+use crate::rseq::RseqRemoved;
 
 /// Threads that can be on such a stack at the same time: as many as can call at the same time, and some.
 const WORDS: usize = 8;
@@ -28,7 +29,7 @@ static USED: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 /// Which stacks were mapped. They stay.
 static MAPPED: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
-/// Runs a function on a stack of its own, with all signals blocked. It gets the stack pointer that the thread had before, and the
+/// Runs a function on a stack of its own, with all signals blocked and without `rseq`. It gets the stack pointer that the thread had before, and the
 /// set of signals that were blocked before, which it may change. Neither the function nor what it captures is on the thread's stack
 /// while it runs.
 pub(crate) fn on_private_stack<R, F: FnOnce(u64, &mut u64) -> R>(function: F) -> R {
@@ -39,10 +40,12 @@ pub(crate) fn on_private_stack<R, F: FnOnce(u64, &mut u64) -> R>(function: F) ->
         }
     };
     let blocked = SignalsBlocked::new();
+    let removed = RseqRemoved::new();
     let mut task = Task { function: ManuallyDrop::new(function), result: None, signals: blocked.before() };
     // SAFETY: the stack is this thread's until it is given back; `run` takes a pointer to such a task.
     unsafe { switch(stack(index) + STACK_BYTES, run::<R, F> as *const () as usize, (&raw mut task) as usize) };
     give(index);
+    drop(removed);
     mem::forget(blocked);
     drop(SignalsBlocked::resume(task.signals));
     match task.result {

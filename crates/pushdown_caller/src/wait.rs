@@ -34,7 +34,7 @@ pub(crate) fn wait_until<T>(mut ready: impl FnMut(&mut Caller) -> Option<T>) -> 
         let seen = {
             let mut held = CALLER.acquire();
             let caller = held.as_mut()?;
-            caller.handle_messages();
+            caller.handle_messages(true);
             if let Some(value) = ready(caller) {
                 break value;
             }
@@ -43,8 +43,13 @@ pub(crate) fn wait_until<T>(mut ready: impl FnMut(&mut Caller) -> Option<T>) -> 
         attending.wait(TURNS, seen);
     };
     drop(attending);
-    if link.has_message() {
-        CALLER.acquire().as_mut()?.handle_messages();
+    while link.is_message_coming() {
+        let mut held = CALLER.acquire();
+        let caller = held.as_mut()?;
+        if caller.is_lost() || caller.forks.is_holding() {
+            break;
+        }
+        caller.handle_messages(false);
     }
     Some(value)
 }

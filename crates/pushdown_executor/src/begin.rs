@@ -99,7 +99,7 @@ extern "C" fn serve() -> ! {
         let (link, pause) = {
             let mut held = Held::new();
             let executor = held.executor();
-            handle_messages(executor);
+            handle_messages(executor, false);
             (executor.link(), executor.pause())
         };
         if link.may_sleep() {

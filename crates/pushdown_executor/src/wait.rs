@@ -31,9 +31,9 @@ impl Held {
 }
 
 /// Handles all messages that have come, and tells those who wait.
-pub(crate) fn handle_messages(executor: &mut Executor) {
+pub(crate) fn handle_messages(executor: &mut Executor, is_attending: bool) {
     if executor.handle_messages() {
-        executor.link().tell_waiting();
+        executor.link().tell_waiting(is_attending);
     }
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn wait_until<T>(mut ready: impl FnMut(&mut Executor) -> Option<T>) -
         let seen = {
             let mut held = Held::new();
             let executor = held.executor();
-            handle_messages(executor);
+            handle_messages(executor, true);
             if let Some(value) = ready(executor) {
                 break value;
             }
@@ -54,8 +54,8 @@ pub(crate) fn wait_until<T>(mut ready: impl FnMut(&mut Executor) -> Option<T>) -
         attending.wait(TURNS, seen);
     };
     drop(attending);
-    if link.has_message() {
-        handle_messages(Held::new().executor());
+    while link.is_message_coming() {
+        handle_messages(Held::new().executor(), false);
     }
     value
 }
