@@ -75,6 +75,18 @@ impl CallerSide {
         caller
     }
 
+    /// The contents of these pages, which the caller had, are in the pool from now on, and nobody has to be told: new memory that the pool
+    /// has as zeros. No call is open.
+    pub fn leave_to_pool(&mut self, pages: Range<u64>) {
+        self.rights.remove(pages.clone());
+        self.dirty.remove(pages);
+    }
+
+    /// The pages for which faults wait.
+    pub fn awaited(&self) -> impl Iterator<Item = PageNumber> + '_ {
+        self.waits.keys().copied()
+    }
+
     /// What the caller may do with a page without asking.
     pub fn right(&self, page: PageNumber) -> Right {
         self.rights.get(page).unwrap_or(Right::None)

@@ -123,6 +123,13 @@ int heddle_pushdown(void (*function)(void *), void *argument, unsigned flags, st
  * Returns HEDDLE_PUSHDOWN_OK, HEDDLE_PUSHDOWN_LOST or HEDDLE_PUSHDOWN_REFUSED. */
 int heddle_syncmem(const void *start, size_t bytes);
 
+/* Maps `bytes` bytes of far memory, filled with zeros: its home is the executor. This process gets a page when it touches it, and keeps at most
+ * `budget` bytes of the range, at least one page; the oldest pages go back. Functions use the memory where it is, at the speed of memory. Give it
+ * back with munmap(). A child made by fork() does not have it.
+ *
+ * Returns the address, or NULL with errno: EBUSY while functions run, ENOTCONN if functions cannot be pushed down, EINVAL for 0 bytes, ENOMEM. */
+void *heddle_far_map(size_t bytes, size_t budget);
+
 #ifdef __cplusplus
 }
 #endif

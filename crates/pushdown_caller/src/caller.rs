@@ -15,6 +15,7 @@ use page_coherence::{
 };
 use pushdown::{CONSTANT_PAGES_MAX, Ended, History, Link, MappingKind, Registers, RingError, ToCaller, ToExecutor};
 
+use crate::far::FarMemory;
 use crate::forks::Forks;
 use crate::mappings::{Found, Mappings};
 use crate::message::print;
@@ -101,6 +102,7 @@ pub(crate) struct Caller {
     is_draining: bool,
     /// What threads that fork need.
     pub(crate) forks: Forks,
+    pub(crate) far: FarMemory,
 }
 
 impl Caller {
@@ -121,6 +123,7 @@ impl Caller {
             is_remapping: false,
             is_draining: false,
             forks: Forks::default(),
+            far: FarMemory::default(),
         }
     }
 
@@ -157,7 +160,8 @@ impl Caller {
                 Ok(None) => break,
                 Ok(Some(frame)) => ToCaller::decode(frame)
                     .map_err(|_| Broken::Protocol("a malformed message"))
-                    .and_then(|message| self.handle(message)),
+                    .and_then(|message| self.handle(message))
+                    .and_then(|()| self.evict_far_pages()),
                 Err(error) => Err(error.into()),
             };
             if let Err(why) = handled {
@@ -272,6 +276,7 @@ impl Caller {
                 Output::Map { page, writable } => {
                     let owned = self.owned_from(page);
                     self.pages.map(page, writable, owned)?;
+                    self.far.mapped(page);
                 }
                 Output::Protect(page) if gives_up(outputs.front(), page) => {
                     taken = Some((page, self.pages.take(page)?));
@@ -281,6 +286,7 @@ impl Caller {
                     if taken.as_ref().is_none_or(|(already, _)| *already != page) {
                         self.pages.take(page)?;
                     }
+                    self.far.unmapped(page);
                 }
                 Output::Install(page) => {
                     self.pages.arrived(
@@ -477,13 +483,7 @@ impl Caller {
         if std::mem::replace(&mut self.is_lost, true) {
             return;
         }
-        let waiting: Vec<PageNumber> = self
-            .not_owned(0..PAGE_NUMBERS)
-            .into_iter()
-            .flatten()
-            .map(PageNumber)
-            .filter(|page| self.side.is_waiting(*page))
-            .collect();
+        let waiting: Vec<PageNumber> = self.side.awaited().collect();
         let _ = self.side.lost(&RunMap::default());
         for call in self.calls.values_mut() {
             call.outcome = Some(Outcome::Lost);

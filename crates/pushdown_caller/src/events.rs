@@ -19,7 +19,7 @@ impl Caller {
     /// Handles what the kernel reports, as far as it has come.
     pub(crate) fn handle_events(&mut self) {
         while let Some(event) = self.pages.next_event() {
-            let handled = self.handle_event(event);
+            let handled = self.handle_event(event).and_then(|()| self.evict_far_pages());
             self.check(handled);
         }
     }
@@ -85,6 +85,14 @@ impl Caller {
         Ok(())
     }
 
+    /// The parts of a range that the program does not own, without far memory.
+    pub(crate) fn near_not_owned(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let mut away = RunMap::default();
+        self.not_owned(pages).into_iter().for_each(|run| away.insert(run, ()));
+        self.far.leave_out(&mut away);
+        away.runs().map(|(run, ())| run).collect()
+    }
+
     /// The parts of a range that the program does not own.
     pub(crate) fn not_owned(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let mut away = RunMap::default();
@@ -103,6 +111,7 @@ impl Caller {
         if self.pages.has_registered(pages.clone()) && !self.is_lost {
             self.tell(&ToExecutor::Unmapped(start, end))?;
         }
+        self.far.removed(&pages);
         self.pages.unmapped(pages);
         Ok(())
     }

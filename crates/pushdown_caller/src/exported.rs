@@ -5,11 +5,13 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
 
+use bare::system_call::set_errno;
+
 use crate::call::{is_in_call, push_down};
 use crate::caller::Outcome;
-use crate::open;
 use crate::stacks::on_private_stack;
 use crate::wait::{CALLER, is_open};
+use crate::{far, open};
 
 const OK: i32 = 0;
 const SIGNAL: i32 = 1;
@@ -135,4 +137,16 @@ pub extern "C" fn heddle_syncmem(start: *const c_void, bytes: usize) -> i32 {
         }
         None => REFUSED,
     })
+}
+
+/// `heddle_far_map`.
+#[unsafe(no_mangle)]
+pub extern "C" fn heddle_far_map(bytes: usize, budget: usize) -> *mut c_void {
+    match far::map(bytes, budget) {
+        Ok(start) => start as *mut c_void,
+        Err(error) => {
+            set_errno(error);
+            std::ptr::null_mut()
+        }
+    }
 }

@@ -8,6 +8,7 @@
 //!   (`system_calls`).
 //! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`; `events`
 //!   is what the kernel and the program do with memory.
+//! - `far` is memory whose home is the executor.
 //! - `handler` is a thread of the library, which serves the faults of the program and the executor's requests.
 //! - `interposed` are the functions of the C library of which the executor must learn, `forks` what a fork needs.
 //!
@@ -27,6 +28,7 @@ mod call;
 mod caller;
 mod events;
 mod exported;
+mod far;
 mod forks;
 mod handler;
 mod interposed;

@@ -33,7 +33,7 @@ macro_rules! cases {
 cases! { c:
     empty statics thread_local stack function_pointer list allocate many_pages syncmem
     unmapped mmap file_mapping mremap mprotect shared_mapping
-    kinds scattered fork_large fork_beside fork_beside_allocation freed neighbours constant_written without_access
+    kinds scattered fork_large fork_beside fork_beside_allocation far_memory far_beside far_refused freed neighbours constant_written without_access
     files stdio getpid time qsort wide_characters rounding dlsym dlopen fork signals
     mutex condition atomics false_sharing threads threads_in_turn contexts
     sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost
@@ -138,7 +138,16 @@ fn folder() -> &'static Path {
         let folder = parent.join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir_all(&folder).expect("the target folder is writable");
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
-        let c = ["features.c", "memory.c", "mappings.c", "unusual_memory.c", "system.c", "threads.c", "failures.c"];
+        let c = [
+            "features.c",
+            "memory.c",
+            "mappings.c",
+            "unusual_memory.c",
+            "far.c",
+            "system.c",
+            "threads.c",
+            "failures.c",
+        ];
         compile("cc", &[], &c.map(|file| sources.join(file)), &folder.join("c"));
         compile("c++", &["-std=c++17"], &[sources.join("features.cpp")], &folder.join("cpp"));
         folder

@@ -181,10 +181,19 @@ impl Executor {
         for (pages, right) in resident.iter().flat_map(|resident| resident.runs()) {
             self.caller_has(pages, right)?;
         }
+        // A page that comes home is mapped where functions find it, rather than when one faults.
+        let home = match message {
+            CoherenceToExecutor::Home { page, payload: Payload::Page, .. } => Some(page),
+            _ => None,
+        };
         let mut out = Vec::new();
         // This side never loses a tie, so it needs no clock.
         self.side.receive(message, Duration::ZERO, &mut out).map_err(|_| Broken)?;
-        self.carry_out(out, &body)
+        self.carry_out(out, &body)?;
+        match home.filter(|page| self.mappings.at(*page).is_some_and(|mapping| mapping.allows(Access::Read))) {
+            Some(page) => Ok(self.pages.place(page)?),
+            None => Ok(()),
+        }
     }
 
     /// A call begins a context. What the caller took back since the last one, without a message, must not be mapped any more.
@@ -394,19 +403,25 @@ impl Executor {
                 }
             }
             Some(_) => {
-                let mut out = Vec::new();
-                self.side.fault(page, access, &mut out);
-                if !std::mem::replace(asked, true) {
-                    if let Some(function) = self.running.get(&call) {
-                        self.history.note(*function, page, access);
+                loop {
+                    let mut out = Vec::new();
+                    self.side.fault(page, access, &mut out);
+                    if !std::mem::replace(asked, true) {
+                        if let Some(function) = self.running.get(&call) {
+                            self.history.note(*function, page, access);
+                        }
+                        self.read_ahead(page, access, &mut out);
                     }
-                    self.read_ahead(page, access, &mut out);
-                }
-                if self.carry_out(out, &[]).is_err() {
-                    exit_group(1);
-                }
-                if self.pages.access(page) >= access.right() {
-                    return Some(FaultOutcome::Served);
+                    if self.carry_out(out, &[]).is_err() {
+                        exit_group(1);
+                    }
+                    if self.pages.access(page) >= access.right() {
+                        return Some(FaultOutcome::Served);
+                    }
+                    // A page that was loaded here is mapped when it is asked for again.
+                    if self.side.is_waiting(page) {
+                        break;
+                    }
                 }
             }
         }

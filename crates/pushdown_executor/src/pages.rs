@@ -94,6 +94,14 @@ impl Pages {
         Ok(())
     }
 
+    /// Maps a page whose contents are aside, for reading: a function that writes it says so by a fault.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn place(&mut self, page: PageNumber) -> Result<(), Errno> {
+        if self.aside.contains_key(&page) { self.map(page, false) } else { Ok(()) }
+    }
+
     /// Lets functions access a page.
     ///
     /// # Errors

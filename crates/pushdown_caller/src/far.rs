@@ -1,0 +1,163 @@
+//! Far memory: ranges whose home is the executor, of which the program keeps a budget.
+//!
+//! Of ordinary memory the program owns what functions have not asked for. A far range is the other way round: the executor has it, the program
+//! gets pages as it touches them, and gives the oldest ones back when it has more than its budget. Functions use it where it is.
+//!
+//! 1. A new range is zero, at the executor. It is mapped there at once, so that functions need not ask.
+//! 2. A page that the program gets is the youngest of its range. If the range has more pages than its budget, the oldest is evicted: sent
+//!    home if the program has written it, dropped otherwise. A page that a function takes is no more counted.
+//! 3. A child of a fork does not have the range.
+
+#![allow(unsafe_code)]
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use bare::PAGE_BYTES;
+use bare::system_call::{Errno, advise, map_anonymous, unmap};
+use page_coherence::{PageNumber, RunMap};
+use pushdown::{MappingKind, ToExecutor};
+
+use crate::call::is_in_call;
+use crate::caller::{Broken, Caller};
+use crate::stacks::on_private_stack;
+use crate::wait::{CALLER, is_open};
+
+/// A far range.
+struct FarRange {
+    pages: Range<u64>,
+    budget_pages: usize,
+    /// Pages that the program got, oldest first. Some it has no more.
+    queue: VecDeque<PageNumber>,
+    /// Those that it has.
+    resident: RunMap<()>,
+    count: usize,
+}
+
+/// All of them.
+#[derive(Default)]
+pub(crate) struct FarMemory {
+    ranges: Vec<FarRange>,
+}
+
+impl FarMemory {
+    fn range_of(&mut self, page: PageNumber) -> Option<&mut FarRange> {
+        self.ranges.iter_mut().find(|range| range.pages.contains(&page.0))
+    }
+
+    /// The program has got a page.
+    pub(crate) fn mapped(&mut self, page: PageNumber) {
+        if let Some(range) = self.range_of(page).filter(|range| !range.resident.contains(page)) {
+            range.resident.set(page, ());
+            range.queue.push_back(page);
+            range.count += 1;
+        }
+    }
+
+    /// The program has a page no more.
+    pub(crate) fn unmapped(&mut self, page: PageNumber) {
+        if let Some(range) = self.range_of(page).filter(|range| range.resident.contains(page)) {
+            range.resident.take(page);
+            range.count -= 1;
+        }
+    }
+
+    /// The program has unmapped memory.
+    pub(crate) fn removed(&mut self, pages: &Range<u64>) {
+        self.ranges.retain(|range| range.pages.end <= pages.start || range.pages.start >= pages.end);
+    }
+
+    /// A page of a range that has more than its budget, and is taken from its queue.
+    fn oldest(&mut self) -> Option<PageNumber> {
+        let range = self.ranges.iter_mut().find(|range| range.count > range.budget_pages)?;
+        while let Some(page) = range.queue.pop_front() {
+            if range.resident.contains(page) {
+                return Some(page);
+            }
+        }
+        None
+    }
+
+    /// Puts a page behind all others that it has got.
+    fn spare(&mut self, page: PageNumber) {
+        if let Some(range) = self.range_of(page) {
+            range.queue.push_back(page);
+        }
+    }
+
+    /// Removes far pages from a set.
+    pub(crate) fn leave_out(&self, set: &mut RunMap<()>) {
+        self.ranges.iter().for_each(|range| set.remove(range.pages.clone()));
+    }
+}
+
+impl Caller {
+    /// # Errors
+    /// Of the operating system; `EBUSY` while functions run.
+    fn add_far_range(&mut self, start: u64, end: u64, budget_pages: usize) -> Result<(), Errno> {
+        if self.is_lost {
+            return Err(Errno(libc::ENOTCONN));
+        }
+        if self.open_calls() > 0 {
+            return Err(Errno(libc::EBUSY));
+        }
+        self.pages.register(start, end)?;
+        let pages = start / PAGE_BYTES as u64..end / PAGE_BYTES as u64;
+        self.side.leave_to_pool(pages.clone());
+        let protection = (libc::PROT_READ | libc::PROT_WRITE) as u32;
+        let told =
+            self.tell(&ToExecutor::Mapping { wanted: start, start, end, protection, kind: MappingKind::Ordinary });
+        self.check(told);
+        let (queue, resident) = (VecDeque::new(), RunMap::default());
+        self.far.ranges.push(FarRange { pages, budget_pages, queue, resident, count: 0 });
+        Ok(())
+    }
+
+    /// Evicts far pages beyond their budget.
+    pub(crate) fn evict_far_pages(&mut self) -> Result<(), Broken> {
+        while let Some(page) = self.far.oldest() {
+            let mut out = Vec::new();
+            if self.side.evict(page, &mut out).is_err() {
+                // It is on its way.
+                self.far.spare(page);
+                return Ok(());
+            }
+            self.carry_out(out, &[])?;
+            self.far.unmapped(page);
+        }
+        Ok(())
+    }
+}
+
+/// Maps far memory; the address.
+///
+/// # Errors
+/// Of the operating system; `EINVAL` without bytes, `ENOTCONN` if no executor is there, `EBUSY` while functions run.
+pub(crate) fn map(bytes: usize, budget_bytes: usize) -> Result<usize, Errno> {
+    if is_in_call() || !is_open() {
+        return Err(Errno(libc::ENOTCONN));
+    }
+    let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).filter(|bytes| *bytes > 0).ok_or(Errno(libc::EINVAL))?;
+    let budget_pages = (budget_bytes / PAGE_BYTES).max(1);
+    let start = map_anonymous(bytes)?;
+    // SAFETY: the range was just mapped, and nobody else knows of it.
+    let advised = unsafe {
+        let _ = advise(start, bytes, libc::MADV_NOHUGEPAGE);
+        advise(start, bytes, libc::MADV_DONTFORK)
+    };
+    let (first, end) = (start as u64, (start + bytes) as u64);
+    let added = advised.and_then(|_| {
+        on_private_stack(move |_, _| match CALLER.acquire().as_mut() {
+            Some(caller) => caller.add_far_range(first, end, budget_pages),
+            None => Err(Errno(libc::ENOTCONN)),
+        })
+    });
+    match added {
+        Ok(()) => Ok(start),
+        Err(error) => {
+            // SAFETY: as above.
+            let _ = unsafe { unmap(start, bytes) };
+            Err(error)
+        }
+    }
+}

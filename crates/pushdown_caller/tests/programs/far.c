@@ -1,0 +1,129 @@
+// Far memory: its home is the executor, and the program keeps a part of it.
+#include "cases.h"
+#include "check.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#define FAR (8 * MIB)
+#define BUDGET (MIB / 4)
+#define WORDS (FAR / sizeof(uint64_t))
+
+struct far {
+    uint64_t *words;
+    uint64_t factor, sum;
+};
+
+static void adds_up(void *argument) {
+    struct far *far = argument;
+    far->sum = 0;
+    for (size_t at = 0; at < WORDS; at++) far->sum += far->words[at];
+}
+
+static void multiplies(void *argument) {
+    struct far *far = argument;
+    for (size_t at = 0; at < WORDS; at++) far->words[at] *= far->factor;
+}
+
+// How many pages of a range are here.
+static size_t resident(void *start, size_t bytes) {
+    unsigned char pages[FAR / PAGE];
+    CHECK(mincore(start, bytes, pages) == 0);
+    size_t count = 0;
+    for (size_t page = 0; page < bytes / PAGE; page++) count += pages[page] & 1;
+    return count;
+}
+
+void far_memory(void) {
+    struct far far = {.words = heddle_far_map(FAR, BUDGET), .factor = 3};
+    CHECK(far.words != NULL);
+    CALL(adds_up, &far);
+    CHECK(far.sum == 0);
+    for (size_t at = 0; at < WORDS; at++) far.words[at] = at;
+    CHECK(resident(far.words, FAR) <= BUDGET / PAGE + 64);
+    const uint64_t sum = WORDS * (WORDS - 1) / 2;
+    CALL(adds_up, &far);
+    CHECK(far.sum == sum);
+    CALL(multiplies, &far);
+    uint64_t seen = 0;
+    for (size_t at = 0; at < WORDS; at++) {
+        CHECK(far.words[at] == at * 3);
+        seen += far.words[at];
+    }
+    CHECK(seen == sum * 3 && resident(far.words, FAR) <= BUDGET / PAGE + 64);
+    // Some here, some there.
+    uint64_t state = 1;
+    for (int round = 0; round < 5; round++) {
+        for (int i = 0; i < 2000; i++) {
+            state = state * 6364136223846793005 + 1442695040888963407;
+            far.words[(state >> 33) % WORDS] += 1;
+        }
+        CALL(adds_up, &far);
+        CHECK(far.sum == sum * 3 + 2000 * (uint64_t)(round + 1));
+    }
+    CHECK(munmap(far.words, FAR) == 0);
+    void *again = mmap(far.words, FAR, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (again == far.words) {
+        CALL(adds_up, &far);
+        CHECK(far.sum == 0 && resident(again, FAR) <= FAR / PAGE);
+    }
+}
+
+static struct far shared;
+static atomic_int stops;
+
+static void *changes_beside(void *argument) {
+    uint64_t state = (uintptr_t)argument + 1;
+    while (!atomic_load(&stops)) {
+        state = state * 6364136223846793005 + 1442695040888963407;
+        _Atomic uint64_t *word = (_Atomic uint64_t *)&shared.words[(state >> 33) % WORDS];
+        atomic_fetch_add(word, 1);
+        atomic_fetch_sub(word, 1);
+    }
+    return NULL;
+}
+
+static void changes_all(void *argument) {
+    (void)argument;
+    for (int round = 0; round < 4; round++)
+        for (size_t at = 0; at < WORDS; at += 8) atomic_fetch_add((_Atomic uint64_t *)&shared.words[at], 1);
+}
+
+// Threads evict pages that a function wants, and the other way round.
+void far_beside(void) {
+    shared.words = heddle_far_map(FAR, BUDGET);
+    CHECK(shared.words != NULL);
+    pthread_t threads[2];
+    for (size_t i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, changes_beside, (void *)i) == 0);
+    CALL(changes_all, NULL);
+    atomic_store(&stops, 1);
+    for (size_t i = 0; i < 2; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    for (size_t at = 0; at < WORDS; at++) CHECK(shared.words[at] == (at % 8 == 0 ? 4 : 0));
+}
+
+static void maps_far(void *argument) {
+    *(void **)argument = heddle_far_map(PAGE, PAGE);
+}
+
+void far_refused(void) {
+    CHECK(heddle_far_map(0, PAGE) == NULL && errno == EINVAL);
+    void *mapped = &mapped;
+    CALL(maps_far, &mapped);
+    CHECK(mapped == NULL && errno == ENOTCONN);
+    // A child does not have it, and has all else.
+    unsigned char *far = heddle_far_map(FAR, BUDGET);
+    CHECK(far != NULL);
+    memset(far, 7, FAR);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) _exit(mincore(far, PAGE, (unsigned char[1]){0}) == -1 && errno == ENOMEM ? 0 : 1);
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    for (size_t at = 0; at < FAR; at += PAGE) CHECK(far[at] == 7);
+}
