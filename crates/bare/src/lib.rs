@@ -10,11 +10,13 @@
 //! - [`heap`]: an allocator on memory of its own, for a library that must not use that of its program.
 //! - [`memory`]: `memcpy` and its relatives, for the linker.
 //! - [`filter`]: what system calls a thread may make.
+//! - [`alarm`]: a time at which a sleeping thread wakes.
 //! - [`userfault`]: page faults that user space serves.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![deny(missing_docs)]
 
+pub mod alarm;
 pub mod filter;
 pub mod heap;
 pub mod lock;
