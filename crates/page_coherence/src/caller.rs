@@ -107,6 +107,11 @@ impl CallerSide {
         self.waits.values().any(|wait| wait.retry_at.is_none())
     }
 
+    /// Whether any fault waits for the executor.
+    pub fn has_waiting(&self) -> bool {
+        !self.waits.is_empty()
+    }
+
     /// The resident pages, with the rights to them.
     pub fn resident(&self) -> &RunMap<Right> {
         &self.rights

@@ -206,6 +206,14 @@ impl ExecutorSide {
         self.end_call(call, CallOutcome::Done, out)
     }
 
+    /// The shim has left these pages writable from an earlier context, so that writing them was no fault: they count as written in this one.
+    /// To be said before [`kill`](ExecutorSide::kill).
+    pub fn note_written(&mut self, pages: &RunMap<()>) {
+        if let Some(context) = &mut self.context {
+            context.written.unite(pages);
+        }
+    }
+
     /// The function of a call was ended before it returned. The reply lists all pages that were written in the context, which may
     /// be incomplete.
     ///

@@ -93,7 +93,7 @@
 //! 13. When a function ends, the executor sends *reply*. With the last call the temporary table ends, and its dirty bits are merged
 //!     into the full table. Nothing else is sent, and no page moves.
 //! 14. `try_cancel` removes a call from the queue; a running one is not cancelled. A killed function's reply lists the pages that it, or a
-//!     function beside it, wrote.
+//!     function beside it, wrote, with those that the shim had left writable from an earlier context.
 //!
 //! Weaker modes:
 //! 15. * Partial store order: a request or fetch to write downgrades the other side to read. Its copy is **stale** from then on; it is

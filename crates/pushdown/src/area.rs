@@ -4,6 +4,7 @@
 
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::limits::VERSION;
 use crate::ring::{Positions, RING_BYTES, Ring, Shape};
@@ -26,6 +27,10 @@ struct Head {
     /// The link, for measurements: a [`Shape`].
     latency_cycles: AtomicU64,
     mebibyte_cycles: AtomicU64,
+    /// Functions that run at this moment.
+    running: AtomicU32,
+    /// How long calls have waited for their turn, in nanoseconds, all together.
+    queued_ns: AtomicU64,
     executor: Attention,
     caller: Attention,
     to_executor: Positions,
@@ -131,6 +136,21 @@ impl Area {
         };
         self.head().error.store(error, Ordering::Release);
         self.head().state.store(state, Ordering::Release);
+    }
+
+    /// So many functions run. For the executor.
+    pub fn set_running(&self, functions: u32) {
+        self.head().running.store(functions, Ordering::Relaxed);
+    }
+
+    /// A call has waited so long for its turn. For the executor.
+    pub fn add_queued(&self, time: Duration) {
+        self.head().queued_ns.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// How many functions run, and for how many nanoseconds calls have waited for their turn, as the executor says.
+    pub fn load(&self) -> (u32, u64) {
+        (self.head().running.load(Ordering::Relaxed), self.head().queued_ns.load(Ordering::Relaxed))
     }
 
     pub(crate) fn attention(&self, of_caller: bool) -> &'static Attention {

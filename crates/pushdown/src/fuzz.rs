@@ -1,5 +1,7 @@
 //! Fuzz harness of the messages; see [`base::fuzz`]. The first four bytes of an input are the kind of the frame, the others its bytes.
 
+use std::num::NonZeroU32;
+
 use base::Bytes;
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use page_coherence::{Access, CallId, PageNumber};
@@ -33,7 +35,9 @@ fn samples() -> Vec<Vec<u8>> {
     let kind = MappingKind::Constant;
     let to_executor = [
         ToExecutor::Coherence(fetch.encode()),
-        ToExecutor::Start(call, registers),
+        ToExecutor::Start(call, registers, NonZeroU32::new(1500)),
+        ToExecutor::Start(call, registers, None),
+        ToExecutor::Ping(3),
         ToExecutor::Mapping { wanted: start + 8, start, end, protection: 5, kind },
         ToExecutor::Pages(start, Bytes::from_static(&[0xcc; 64])),
         ToExecutor::Returned(call, -14),
@@ -46,6 +50,7 @@ fn samples() -> Vec<Vec<u8>> {
         ToCaller::PagesWanted(start),
         ToCaller::SystemCall(call, 202, [start, 1, 2, 3, 4, 5]),
         ToCaller::Ended(call, Ended { signal: 11, code: -2, address: start, instruction: 0x40_1010 }),
+        ToCaller::Pong(3),
     ];
     let to_executor = to_executor.iter().map(|message| input_of(message.encode()));
     to_executor.chain(to_caller.iter().map(|message| input_of(message.encode()))).collect()

@@ -12,7 +12,7 @@
 //!    unmaps all memory outside of [`PRIVATE`], its stack and the C library included, maps the vdso where the caller has it, and
 //!    says that it is ready. From here on it is a guest of the caller's address space.
 //! 2. **A call.** The thread that calls switches to a stack that the executor never sees, with its signals blocked. It sends
-//!    [`ToExecutor::Start`] with the function, its argument, the stack below its frame and its thread block, and the
+//!    [`ToExecutor::Start`] with the function, its argument, the stack below its frame, its thread block and its limit, and the
 //!    coherence protocol's call. Then it waits, and works for the function (steps 4 to 6).
 //! 3. **Running.** A thread of the executor takes over stack pointer, thread block and floating-point control of the caller's thread, and calls
 //!    the function. So it *is* that thread, as far as the program can see: its thread-local variables, `errno`, the owner of its
@@ -28,8 +28,31 @@
 //!    on both sides. What would change the executor, or makes no sense there, is refused with an error number.
 //! 7. **Ending.** When the function returns, or a signal that its own instruction caused ends it, the executor sends
 //!    [`ToCaller::Ended`] and the coherence protocol's reply. The pages stay where they are.
-//! 8. **A side is lost** when its end of the socket is. The executor ends. The caller's memory has lost the pages that the executor
-//!    had: threads that need one end the process, and calls report the loss.
+//! 8. **Cancelling.** When a call's time-out has passed, or another thread asks for it, the caller sends the coherence protocol's cancel. A call that
+//!    waits for its turn is removed from the queue. One whose function runs is not, and its thread waits on.
+//! 9. **Limits.** The executor's service thread ends a function that has run for longer than its limit, by a signal to its thread, and the reply
+//!    says *killed* and lists the pages that may be torn. A function that computes ends between two instructions. One that waits for a mapping or
+//!    a page ends at once, and whoever was asked answers in vain. One that waits for a system call ends at once too, except in `mprotect`, which
+//!    the executor has to follow; the caller's thread notices when the system call has returned, and tells nobody what. The signal never ends a thread
+//!    within the executor's own program, so no lock of it is left held. Locks of the program are.
+//! 10. **Liveness.** While calls are open or pages are awaited, the caller sends [`ToExecutor::Ping`] twice a second, which the executor's
+//!     service thread answers ([`ToCaller::Pong`]). An executor that does not answer for too long, or leaves the ring full for so long, is lost as in
+//!     step 11, and is killed if it is a child of the caller. While nothing is expected, nothing is sent.
+//! 11. **A side is lost** when its end of the socket is. The executor ends. The caller's memory has lost the pages that the executor
+//!     had: threads that need one end the process, and calls report the loss.
+//!
+//! | message | direction | sent | what the receiver does |
+//! |---|---|---|---|
+//! | coherence | both | as [`page_coherence`] says | as it says |
+//! | start | to executor | before a call | notes with what the function begins, and its limit |
+//! | mapping, pages | to executor | after a question | maps memory, or constant pages |
+//! | returned | to executor | a system call has returned | the function goes on; nothing, if it was ended |
+//! | unmapped, protected | to executor | the program changes its memory | follows |
+//! | ping | to executor | twice a second, while something is expected | the service thread answers |
+//! | mapping wanted, pages wanted | to caller | a function needs them | answers |
+//! | system call | to caller | a function makes one | the thread that called makes it |
+//! | ended | to caller | a function has ended | notes how, for the reply that follows |
+//! | pong | to caller | after a ping | notes that the executor is there |
 //!
 //! # Rules
 //!

@@ -4,7 +4,9 @@
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::time::Duration;
 
+use bare::alarm::now;
 use bare::system_call::{Errno, system_call};
 
 use crate::area::{Area, Attention};
@@ -28,13 +30,21 @@ pub struct Link {
     socket: i32,
     outgoing: Ring,
     incoming: Ring,
+    /// How long the other side may leave the ring full; zero is for ever.
+    patience: Duration,
 }
 
 impl Link {
     /// The end of this side.
     pub fn new(area: Area, side: Side, socket: i32) -> Link {
         let is_caller = side == Side::Caller;
-        Link { area, side, socket, outgoing: area.ring(!is_caller), incoming: area.ring(is_caller) }
+        let (outgoing, incoming) = (area.ring(!is_caller), area.ring(is_caller));
+        Link { area, side, socket, outgoing, incoming, patience: Duration::ZERO }
+    }
+
+    /// The same end, which gives the other side up if that leaves the ring full for so long.
+    pub fn with_patience(self, patience: Duration) -> Link {
+        Link { patience, ..self }
     }
 
     /// The area.
@@ -58,7 +68,7 @@ impl Link {
     /// Sends a message of the caller; `body` is that of a coherence message.
     ///
     /// # Errors
-    /// The other side is gone.
+    /// The other side is gone, or has left the ring full for too long.
     pub fn send_to_executor(&self, message: &ToExecutor, body: &[u8]) -> Result<(), RingError> {
         let (kind, head) = message.encode();
         self.send(&[(kind, &[&head, body])])
@@ -76,7 +86,7 @@ impl Link {
     /// Sends a message of the executor; `body` is that of a coherence message.
     ///
     /// # Errors
-    /// The other side is gone.
+    /// The other side is gone, or has left the ring full for too long.
     pub fn send_to_caller(&self, message: &ToCaller, body: &[u8]) -> Result<(), RingError> {
         let (kind, head) = message.encode();
         self.send(&[(kind, &[&head, body])])
@@ -94,15 +104,25 @@ impl Link {
     /// Waits for room. At most one side may send so much that a ring fills, else both would wait: a side bounds what it asks for
     /// before it receives again, and the pages of a `syncmem` need no answer.
     fn send(&self, frames: &[(u32, &[&[u8]])]) -> Result<(), RingError> {
+        let mut full_since = None;
         while !self.outgoing.push(frames) {
             self.wake();
-            if !self.is_open() {
+            if !self.is_open() || !self.is_patient(&mut full_since) {
                 return Err(RingError);
             }
             spin_loop();
         }
         self.wake();
         Ok(())
+    }
+
+    /// Whether the other side may leave the ring full for longer.
+    fn is_patient(&self, since: &mut Option<Duration>) -> bool {
+        if self.patience.is_zero() {
+            return true;
+        }
+        let now = now();
+        now.saturating_sub(*since.get_or_insert(now)) < self.patience
     }
 
     /// Wakes a thread of the other side, unless one there would notice anyway: one that waits for a message, rather than the side's

@@ -1,6 +1,8 @@
 //! The messages beside those of the coherence protocol.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
+use std::num::NonZeroU32;
+
 use base::Bytes;
 use page_coherence::CallId;
 use wire::{Malformed, Reader, Writer};
@@ -15,10 +17,12 @@ const PAGES: u32 = 4;
 const RETURNED: u32 = 5;
 const UNMAPPED: u32 = 6;
 const PROTECTED: u32 = 7;
+const PING: u32 = 8;
 const MAPPING_WANTED: u32 = 0x102;
 const PAGES_WANTED: u32 = 0x103;
 const SYSTEM_CALL: u32 = 0x104;
 const ENDED: u32 = 0x105;
+const PONG: u32 = 0x106;
 
 /// With what a function begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -57,13 +61,13 @@ pub const EXIT_CALL: u64 = 0x4845_4444;
 /// How a function ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ended {
-    /// The signal that ended it; 0 if it returned; [`EXITS`] if it wants the process to exit.
+    /// The signal that ended it; 0 if it returned, or was ended by its limit; [`EXITS`] if it wants the process to exit.
     pub signal: u32,
     /// The signal's code (`si_code`), or the exit status.
     pub code: i32,
     /// The address of the access, or 0.
     pub address: u64,
-    /// The address of the instruction.
+    /// The address of the instruction, also of one that the limit has found.
     pub instruction: u64,
 }
 
@@ -72,8 +76,9 @@ pub struct Ended {
 pub enum ToExecutor {
     /// A message of the coherence protocol.
     Coherence(Bytes),
-    /// With what the function of a call begins; the coherence protocol's call follows.
-    Start(CallId, Registers),
+    /// With what the function of a call begins, and for how many milliseconds it may run, if there is a limit; the coherence protocol's
+    /// call follows.
+    Start(CallId, Registers, Option<NonZeroU32>),
     /// What lies at `wanted`.
     Mapping {
         /// The address that was asked for.
@@ -102,6 +107,8 @@ pub enum ToExecutor {
         /// `PROT_*`.
         protection: u32,
     },
+    /// A question whether the executor's service thread is there, with the question's number.
+    Ping(u64),
 }
 
 /// From the executor to the caller.
@@ -117,6 +124,8 @@ pub enum ToCaller {
     SystemCall(CallId, u64, [u64; 6]),
     /// A function has ended; the coherence protocol's reply follows.
     Ended(CallId, Ended),
+    /// The service thread's answer to the ping with this number.
+    Pong(u64),
 }
 
 impl MappingKind {
@@ -129,10 +138,10 @@ impl ToExecutor {
         let mut writer = Writer::with_capacity(64);
         let kind = match self {
             ToExecutor::Coherence(head) => return (COHERENCE, head.clone()),
-            ToExecutor::Start(call, registers) => {
+            ToExecutor::Start(call, registers, limit) => {
                 let Registers { function, argument, stack, thread_block, vector_control, float_control } = *registers;
                 writer.u64(call.0).u64(function).u64(argument).u64(stack).u64(thread_block);
-                writer.u32(vector_control).u32(float_control);
+                writer.u32(vector_control).u32(float_control).u32(limit.map_or(0, NonZeroU32::get));
                 START
             }
             ToExecutor::Mapping { wanted, start, end, protection, kind } => {
@@ -155,6 +164,10 @@ impl ToExecutor {
                 writer.u64(*start).u64(*end).u32(*protection);
                 PROTECTED
             }
+            ToExecutor::Ping(number) => {
+                writer.u64(*number);
+                PING
+            }
         };
         (kind, writer.done())
     }
@@ -175,7 +188,7 @@ impl ToExecutor {
                     (reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?);
                 let (vector_control, float_control) = (reader.u32()?, reader.u32()?);
                 let registers = Registers { function, argument, stack, thread_block, vector_control, float_control };
-                ToExecutor::Start(call, registers)
+                ToExecutor::Start(call, registers, NonZeroU32::new(reader.u32()?))
             }
             MAPPING => {
                 let (wanted, start, end, protection) = (reader.u64()?, reader.u64()?, reader.u64()?, reader.u32()?);
@@ -190,6 +203,7 @@ impl ToExecutor {
             RETURNED => ToExecutor::Returned(CallId(reader.u64()?), reader.u64()? as i64),
             UNMAPPED => ToExecutor::Unmapped(reader.u64()?, reader.u64()?),
             PROTECTED => ToExecutor::Protected { start: reader.u64()?, end: reader.u64()?, protection: reader.u32()? },
+            PING => ToExecutor::Ping(reader.u64()?),
             _ => return Err(reader.malformed("unknown kind of message to the executor")),
         };
         reader.end()?;
@@ -222,6 +236,10 @@ impl ToCaller {
                 writer.u64(call.0).u32(ended.signal).u32(ended.code as u32).u64(ended.address).u64(ended.instruction);
                 ENDED
             }
+            ToCaller::Pong(number) => {
+                writer.u64(*number);
+                PONG
+            }
         };
         (kind, writer.done())
     }
@@ -252,6 +270,7 @@ impl ToCaller {
                 let (address, instruction) = (reader.u64()?, reader.u64()?);
                 ToCaller::Ended(call, Ended { signal, code, address, instruction })
             }
+            PONG => ToCaller::Pong(reader.u64()?),
             _ => return Err(reader.malformed("unknown kind of message to the caller")),
         };
         reader.end()?;
@@ -270,7 +289,9 @@ mod tests {
             Registers { function: 1, argument: 2, stack: 3, thread_block: 4, vector_control: 5, float_control: 6 };
         let kind = MappingKind::Constant;
         for message in [
-            ToExecutor::Start(call, registers),
+            ToExecutor::Start(call, registers, None),
+            ToExecutor::Start(call, registers, NonZeroU32::new(9)),
+            ToExecutor::Ping(8),
             ToExecutor::Mapping { wanted: 1, start: 2, end: 3, protection: 4, kind },
             ToExecutor::Returned(call, -14),
             ToExecutor::Unmapped(5, 6),
@@ -288,6 +309,7 @@ mod tests {
             ToCaller::PagesWanted(2),
             ToCaller::SystemCall(call, 3, [1, 2, 3, 4, 5, 6]),
             ToCaller::Ended(call, ended),
+            ToCaller::Pong(8),
         ] {
             let (kind, bytes) = message.encode();
             assert_eq!(ToCaller::decode(Frame { kind, bytes: bytes.clone() }).expect("well-formed"), message);

@@ -12,6 +12,9 @@
  *         if (heddle_pushdown(sum, &table, HEDDLE_PUSHDOWN_COHERENT, NULL) != HEDDLE_PUSHDOWN_OK) ...
  *     }
  *
+ * heddle_pushdown_with() is heddle_pushdown() with terms: a time-out, a limit, what follows if the function has not run, a ticket by
+ * which another thread can cancel the call.
+ *
  * The function is an ordinary function, and pointers in its argument mean what they mean here. While it runs, the thread that
  * called heddle_pushdown() waits and the other threads of the process go on. Both sides see one memory: atomic operations,
  * mutexes and condition variables work between them. Nothing has to be copied, marked or flushed.
@@ -35,6 +38,26 @@
  *   A signal for the calling thread waits until the call has ended, and its handler then runs here. A signal that an
  *   instruction of the function causes (SIGSEGV, SIGBUS, SIGFPE, SIGILL), or abort(), ends the function and not the process: the
  *   call fails with HEDDLE_PUSHDOWN_SIGNAL. The program's handlers for these signals are not called.
+ *
+ * Limits
+ *
+ *   A function has no limit unless the options or the terms of its call say so: it may run for ever. When a limit has passed, counted in real time
+ *   from the moment at which it began, the executor ends the function where it is, and its call fails with HEDDLE_PUSHDOWN_KILLED. No
+ *   other call is affected.
+ *
+ *   - Nothing is undone. Locks that the function held stay held, those of the C library included: a function that was ended within malloc()
+ *     can leave the arena of its thread locked, and the next malloc() there waits for ever. A program that goes on after
+ *     HEDDLE_PUSHDOWN_KILLED must know that the function held no lock which is needed later.
+ *   - A function that waits for memory ends at once. So does one that waits in a system call, and the executor is free for other calls;
+ *     but heddle_pushdown() returns only when that system call has returned, since the calling thread is in it. mprotect() is
+ *     waited for.
+ *   - heddle_pushdown_torn() names the memory that may be half-written.
+ *
+ * The executor itself
+ *
+ *   While calls are open, or memory that the executor has is awaited, the library asks the executor every 500 ms whether it is there. If it does
+ *   not answer for the time in the options, it is given up, as if it had ended, and killed. A message on standard error says so after a
+ *   quarter of that time. Time in which this process was stopped does not count.
  *
  * Threads and processes
  *
@@ -67,13 +90,30 @@ enum {
     /* The function has not run, and would not the next time: this process cannot push functions down
      * (heddle_pushdown_open() has not succeeded, or this is a child made by fork()), the caller is itself a pushed function, the flags are
      * unknown, or a call with other flags is running. */
-    HEDDLE_PUSHDOWN_REFUSED = 4
+    HEDDLE_PUSHDOWN_REFUSED = 4,
+    /* The call was cancelled before its turn came: the function has not run. */
+    HEDDLE_PUSHDOWN_CANCELLED = 5,
+    /* The function ran for longer than its limit, and was ended in the middle. What it had written is there, wholly or in part
+     * (heddle_pushdown_torn()); locks that it held stay locked. Other calls go on. */
+    HEDDLE_PUSHDOWN_KILLED = 6,
+    /* Of heddle_try_cancel() alone: the function runs, or has ended, and its call goes on as if nobody had asked. */
+    HEDDLE_PUSHDOWN_DECLINED = 7
 };
 
 /* Flags of heddle_pushdown(). */
 enum {
     /* Each read sees the newest write of either side. */
     HEDDLE_PUSHDOWN_COHERENT = 0
+};
+
+/* Flags of heddle_pushdown_terms: what follows if a call was cancelled, or is busy. With both, the last attempt is made here. */
+enum {
+    /* function(argument) is called here, on this thread, and the call is HEDDLE_PUSHDOWN_OK when it returns. This happens only if the
+     * function has certainly not run in the executor. */
+    HEDDLE_PUSHDOWN_OR_HERE = 1 << 8,
+    /* The function is pushed down again, up to ten times in all, each time with the whole time-out. The thread pauses in between, first for 1 ms,
+     * then for twice as long each time, at most for 64 ms. */
+    HEDDLE_PUSHDOWN_AGAIN = 1 << 9
 };
 
 struct heddle_pushdown_options {
@@ -84,6 +124,57 @@ struct heddle_pushdown_options {
     const char *executor;
     /* How many functions may run at the same time; further calls wait for their turn. 0: 1. */
     unsigned contexts;
+    /* For how many milliseconds a function may run whose terms do not say. 0: for ever. */
+    unsigned limit_ms;
+    /* For how many milliseconds the executor may be silent before it is given up. 0: 10,000. */
+    unsigned silence_ms;
+};
+
+/* Names a call for heddle_try_cancel(). */
+struct heddle_pushdown_ticket {
+    /* 0 before the first call. The library writes it with release order. */
+    unsigned long long number;
+};
+
+/* On what terms a function is pushed down. */
+struct heddle_pushdown_terms {
+    /* Always sizeof(struct heddle_pushdown_terms): later versions may have more members. */
+    size_t size;
+    /* HEDDLE_PUSHDOWN_OR_HERE, HEDDLE_PUSHDOWN_AGAIN. */
+    unsigned flags;
+    /* After how many milliseconds the call is cancelled. 0: never. If the function has not begun then, it is removed from the executor's
+     * queue, and the flags say what follows. If it has begun, the call goes on as without a time-out: only limit_ms ends a function. */
+    unsigned timeout_ms;
+    /* For how many milliseconds the function may run. 0: the limit of the options. */
+    unsigned limit_ms;
+    /* Where the library writes a ticket before the call waits, or NULL. It is valid until the call returns. */
+    struct heddle_pushdown_ticket *ticket;
+};
+
+/* Some memory. */
+struct heddle_pushdown_range {
+    void *start;
+    size_t bytes;
+};
+
+/* heddle_pushdown_torn() does not know any more. */
+#define HEDDLE_PUSHDOWN_TORN_UNKNOWN ((size_t)-1)
+
+/* What was counted since heddle_pushdown_open(). */
+struct heddle_pushdown_statistics {
+    /* Always sizeof(struct heddle_pushdown_statistics): later versions may have more members. */
+    size_t size;
+    /* Calls that were made. Each push counts, also one of HEDDLE_PUSHDOWN_AGAIN, and not one that was refused. */
+    unsigned long long calls;
+    /* Of these, how many have ended so: the function returned, a signal ended it (or it has called exit()), its limit ended it; the
+     * call was cancelled, was busy, or lost its executor. */
+    unsigned long long returned, signalled, killed, cancelled, busy, lost;
+    /* Attempts to cancel a call, by time-outs and heddle_try_cancel(), whose function had begun. */
+    unsigned long long declined;
+    /* Nanoseconds that calls have waited for their turn in the executor's queue, all together. */
+    unsigned long long queued_ns;
+    /* Calls that have not ended yet, and functions that run at this moment. */
+    unsigned open, running;
 };
 
 /* How a call failed. */
@@ -116,6 +207,31 @@ const char *heddle_pushdown_reason(void);
  *
  * Returns HEDDLE_PUSHDOWN_OK, or the kind of failure, which is then described in *failure. `failure` may be NULL. */
 int heddle_pushdown(void (*function)(void *), void *argument, unsigned flags, struct heddle_pushdown_failure *failure);
+
+/* As heddle_pushdown(), on terms. `terms` may be NULL, which is the same as heddle_pushdown(). With OR_HERE the function must be one
+ * that may run on either side. */
+int heddle_pushdown_with(void (*function)(void *), void *argument, const struct heddle_pushdown_terms *terms,
+                         struct heddle_pushdown_failure *failure);
+
+/* Cancels the call that has written this ticket, from another thread. Returns
+ *   HEDDLE_PUSHDOWN_OK        the function has not run, and will not for this push: its call is HEDDLE_PUSHDOWN_CANCELLED, or does
+ *                             what its flags say;
+ *   HEDDLE_PUSHDOWN_DECLINED  the function has begun, or its call has ended: nothing changes;
+ *   HEDDLE_PUSHDOWN_LOST      the executor is gone;
+ *   HEDDLE_PUSHDOWN_REFUSED   there was never such a ticket, or this is a pushed function or a forked child. */
+int heddle_try_cancel(const struct heddle_pushdown_ticket *ticket);
+
+/* Of the calling thread's last call that ended with HEDDLE_PUSHDOWN_KILLED, the memory that may be torn: each page that its function, or
+ * one that ran beside it, could write while calls were running. That includes pages which earlier functions wrote and the executor had kept. All
+ * other memory is as the program's own threads left it.
+ *
+ * Writes up to `count` ranges to `ranges`, in the order of their addresses, and returns how many there are: call it with 0 first. Returns
+ * HEDDLE_PUSHDOWN_TORN_UNKNOWN if 64 other calls were killed since, and 0 if none of this thread was. A list of more than 65,536
+ * ranges is given as one range around all of them. */
+size_t heddle_pushdown_torn(struct heddle_pushdown_range *ranges, size_t count);
+
+/* Fills *statistics. Returns HEDDLE_PUSHDOWN_OK or HEDDLE_PUSHDOWN_REFUSED. */
+int heddle_pushdown_statistics(struct heddle_pushdown_statistics *statistics);
 
 /* Sends home what this process has written to the pages of a range, so that a function finds them there and need not ask for each
  * one. This is about speed only: with HEDDLE_PUSHDOWN_COHERENT both sides see the same bytes with it and without it.

@@ -15,6 +15,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "heddle_pushdown.h"
 
@@ -26,7 +27,7 @@ public:
     explicit pushdown_error(const heddle_pushdown_failure &failure)
         : std::runtime_error(description(failure)), failure_(failure) {}
 
-    // One of HEDDLE_PUSHDOWN_SIGNAL, _LOST, _BUSY and _REFUSED.
+    // One of HEDDLE_PUSHDOWN_SIGNAL, _LOST, _BUSY, _REFUSED, _CANCELLED and _KILLED.
     int kind() const noexcept { return failure_.kind; }
 
     const heddle_pushdown_failure &failure() const noexcept { return failure_; }
@@ -40,6 +41,10 @@ private:
             return "the executor was lost: it is unknown what the pushed function did";
         case HEDDLE_PUSHDOWN_BUSY:
             return "too many calls wait for the executor: the function has not run";
+        case HEDDLE_PUSHDOWN_CANCELLED:
+            return "a call was cancelled before its turn came: the function has not run";
+        case HEDDLE_PUSHDOWN_KILLED:
+            return "a pushed function ran for longer than its limit, and was ended in the middle";
         default:
             return "the executor is not open, or does not run this call: the function has not run";
         }
@@ -101,22 +106,51 @@ template <class Callable> struct call {
 
 } // namespace pushdown_detail
 
-// Runs callable() in the executor, waits, and returns its result: nothing, a value that can be moved, or a reference.
-//
-// An exception of the callable is rethrown here. Any other failure throws pushdown_error; if its kind is HEDDLE_PUSHDOWN_SIGNAL or
-// HEDDLE_PUSHDOWN_LOST, the callable was left in the middle, and the destructors of its local objects have not run.
-template <class Callable>
-std::invoke_result_t<Callable> pushdown(Callable &&callable, unsigned flags = HEDDLE_PUSHDOWN_COHERENT) {
+namespace pushdown_detail {
+
+// Pushes a callable down with push(function, argument, failure).
+template <class Callable, class Push> std::invoke_result_t<Callable> run(Callable &&callable, Push push) {
     using call = pushdown_detail::call<Callable>;
     call self{std::addressof(callable), {}, nullptr};
     heddle_pushdown_failure failure{};
-    int kind = heddle_pushdown(&call::trampoline, &self, flags, &failure);
+    int kind = push(&call::trampoline, &self, &failure);
     if (kind != HEDDLE_PUSHDOWN_OK) {
         failure.kind = kind;
         throw pushdown_error(failure);
     }
     if (self.exception) std::rethrow_exception(std::move(self.exception));
     return self.result.take();
+}
+
+} // namespace pushdown_detail
+
+// Runs callable() in the executor, waits, and returns its result: nothing, a value that can be moved, or a reference.
+//
+// An exception of the callable is rethrown here. Any other failure throws pushdown_error; if its kind is HEDDLE_PUSHDOWN_SIGNAL,
+// HEDDLE_PUSHDOWN_LOST or HEDDLE_PUSHDOWN_KILLED, the callable was left in the middle, and the destructors of its local objects have not run.
+template <class Callable>
+std::invoke_result_t<Callable> pushdown(Callable &&callable, unsigned flags = HEDDLE_PUSHDOWN_COHERENT) {
+    return pushdown_detail::run(std::forward<Callable>(callable), [&](auto function, void *argument, auto failure) {
+        return heddle_pushdown(function, argument, flags, failure);
+    });
+}
+
+// The same on terms (heddle_pushdown_with). Their size is filled in here. With HEDDLE_PUSHDOWN_OR_HERE the callable may run on this thread.
+template <class Callable>
+std::invoke_result_t<Callable> pushdown(Callable &&callable, heddle_pushdown_terms terms) {
+    terms.size = sizeof terms;
+    return pushdown_detail::run(std::forward<Callable>(callable), [&](auto function, void *argument, auto failure) {
+        return heddle_pushdown_with(function, argument, &terms, failure);
+    });
+}
+
+// The memory that this thread's last killed call may have left torn (heddle_pushdown_torn); nothing if it is not known any more.
+inline std::optional<std::vector<heddle_pushdown_range>> torn_ranges() {
+    std::vector<heddle_pushdown_range> ranges(heddle_pushdown_torn(nullptr, 0) + 1);
+    std::size_t count = ranges.empty() ? HEDDLE_PUSHDOWN_TORN_UNKNOWN : heddle_pushdown_torn(ranges.data(), ranges.size());
+    if (count == HEDDLE_PUSHDOWN_TORN_UNKNOWN) return std::nullopt;
+    ranges.resize(count);
+    return ranges;
 }
 
 } // namespace heddle

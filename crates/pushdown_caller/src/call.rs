@@ -5,19 +5,30 @@
 use std::arch::asm;
 use std::cell::Cell;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
+use bare::system_call::pause;
+use page_coherence::CallId;
 use pushdown::{EXITS, Ended, Registers};
 
-use crate::caller::{Outcome, Task};
+use crate::outcome::{Outcome, Task};
 use crate::rseq::thread_block;
 use crate::stacks::on_private_stack;
 use crate::system_calls;
+use crate::terms::Terms;
 use crate::wait::{CALLER, is_open, wait_until};
 
 thread_local! {
     /// Whether this thread is in a call. Its function runs with the same thread block, and sees it.
     static IS_IN_CALL: Cell<bool> = const { Cell::new(false) };
+    /// This thread's last call that was killed; 0 if there was none.
+    static LAST_KILLED: Cell<u64> = const { Cell::new(0) };
 }
+
+/// How often a function is pushed down before [`Terms::again`] ends.
+const PUSHES_MAX: u32 = 10;
+/// How long a thread pauses before it pushes down again, in microseconds: first, and at most.
+const BACK_OFF: Range<i64> = 1000..64_000;
 
 const PAGE: u64 = bare::PAGE_BYTES as u64;
 /// Bytes below the stack pointer of a call that its thread uses itself, before and after it.
@@ -28,15 +39,24 @@ pub(crate) fn is_in_call() -> bool {
     IS_IN_CALL.get()
 }
 
+/// This thread's last call that was killed.
+pub(crate) fn last_killed() -> Option<CallId> {
+    Some(CallId(LAST_KILLED.get())).filter(|call| call.0 != 0)
+}
+
 /// Runs `function(argument)` in the executor. `None`: it was not run, because this is a pushed-down function, or the library is not
 /// open.
-pub(crate) fn push_down(function: u64, argument: u64) -> Option<Outcome> {
+pub(crate) fn push_down(function: u64, argument: u64, terms: &Terms) -> Option<Outcome> {
     if is_in_call() || !is_open() {
         return None;
     }
     IS_IN_CALL.set(true);
-    let outcome = on_private_stack(move |stack, signals| run(function, argument, stack, signals));
+    let terms = *terms;
+    let outcome = on_private_stack(move |stack, signals| run(function, argument, &terms, stack, signals));
     IS_IN_CALL.set(false);
+    if let Some(Outcome::Killed { call, .. }) = outcome {
+        LAST_KILLED.set(call.0);
+    }
     if let Some(Outcome::Ended(Ended { signal: EXITS, code, .. })) = outcome {
         // SAFETY: the function has called it, on this thread.
         unsafe { libc::exit(code) };
@@ -44,14 +64,28 @@ pub(crate) fn push_down(function: u64, argument: u64) -> Option<Outcome> {
     outcome
 }
 
+/// Pushes a function down, perhaps several times; how the last call has ended.
+pub(crate) fn push_down_with(function: u64, argument: u64, terms: &Terms) -> Option<Outcome> {
+    let mut back_off = BACK_OFF.start;
+    for _ in 1..PUSHES_MAX {
+        let outcome = push_down(function, argument, terms);
+        if !terms.again || !outcome.is_some_and(Outcome::has_not_run) {
+            return outcome;
+        }
+        pause(back_off);
+        back_off = (back_off * 2).min(BACK_OFF.end);
+    }
+    push_down(function, argument, terms)
+}
+
 /// The call, on a private stack. The executor may take any page of the program meanwhile.
-fn run(function: u64, argument: u64, stack: u64, signals: &mut u64) -> Option<Outcome> {
+fn run(function: u64, argument: u64, terms: &Terms, stack: u64, signals: &mut u64) -> Option<Outcome> {
     let thread_block = thread_block();
     let (vector_control, float_control) = float_controls();
     // The pages of the live frame, and of what this library calls from there, stay on this side.
     let stack = (stack - LIVE_BYTES) / PAGE * PAGE;
     let registers = Registers { function, argument, stack, thread_block, vector_control, float_control };
-    let outcome = wait_through(registers, signals);
+    let outcome = wait_through(registers, terms, signals);
     if outcome == Some(Outcome::Lost)
         && let Some(caller) = CALLER.acquire().as_mut()
     {
@@ -61,8 +95,8 @@ fn run(function: u64, argument: u64, stack: u64, signals: &mut u64) -> Option<Ou
 }
 
 /// Opens the call, and does what it needs until it has ended.
-fn wait_through(registers: Registers, signals: &mut u64) -> Option<Outcome> {
-    let call = match CALLER.acquire().as_mut()?.call(registers) {
+fn wait_through(registers: Registers, terms: &Terms, signals: &mut u64) -> Option<Outcome> {
+    let call = match CALLER.acquire().as_mut()?.call(registers, terms) {
         Ok(call) => call,
         Err(outcome) => return Some(outcome),
     };

@@ -1,13 +1,12 @@
 //! The state of this side, and what it does with messages, faults and events. Always under the lock.
 
-#![allow(unsafe_code)]
-
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
 use bare::PAGE_BYTES;
-use bare::system_call::{Errno, system_call};
+use bare::alarm::now;
+use bare::system_call::Errno;
 use base::ErrorKind;
 use page_coherence::{
     Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceMode, CoherenceSettings, Output, PAGE_NUMBERS,
@@ -15,42 +14,34 @@ use page_coherence::{
 };
 use pushdown::{CONSTANT_PAGES_MAX, Ended, History, Link, MappingKind, Registers, RingError, ToCaller, ToExecutor};
 
+use crate::counts::Counts;
 use crate::far::FarMemory;
 use crate::forks::Forks;
 use crate::mappings::{Found, Mappings};
 use crate::message::print;
+use crate::outcome::{Outcome, Task};
 use crate::pages::Pages;
+use crate::terms::{Cancelling, Terms};
+use crate::tickets::Tickets;
 use crate::variables;
+use crate::watch::Watch;
 
 const UNKNOWN_CALL: Broken = Broken::Protocol("a message about a call that is not open");
 
-/// How a call ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outcome {
-    /// The function returned, or a signal ended it.
-    Ended(Ended),
-    /// The executor is gone.
-    Lost,
-    /// Too many calls wait.
-    Busy,
-}
-
-/// What a thread in a call does next.
-pub(crate) enum Task {
-    /// A system call for its function.
-    SystemCall(u64, [u64; 6]),
-    /// It waits for these pages, and then the call is over.
-    End(Outcome, Vec<PageNumber>),
-}
-
-/// A call.
-struct Call {
+/// A call whose thread has not gone on.
+pub(crate) struct Call {
     function: u64,
     /// A system call for its function that its thread has not made.
     system_call: Option<(u64, [u64; 6])>,
     /// How the function ended, and how the call did.
     ended: Ended,
-    outcome: Option<Outcome>,
+    pub(crate) outcome: Option<Outcome>,
+    /// When it is to be cancelled.
+    pub(crate) cancel_at: Option<Duration>,
+    pub(crate) cancelling: Cancelling,
+    pub(crate) ticket: Option<u64>,
+    /// If the function was killed, the pages that it may have left torn.
+    pub(crate) torn: Vec<Range<u64>>,
 }
 
 /// Bytes of a thread's stack, at most.
@@ -85,8 +76,11 @@ pub(crate) struct Caller {
     pub(crate) side: CallerSide,
     pub(crate) pages: Pages,
     pub(crate) mappings: Mappings,
-    calls: BTreeMap<CallId, Call>,
-    calls_made: u64,
+    pub(crate) calls: BTreeMap<CallId, Call>,
+    pub(crate) calls_made: u64,
+    pub(crate) tickets: Tickets,
+    pub(crate) counts: Counts,
+    pub(crate) watch: Watch,
     /// Constant memory of which the executor knows.
     pub(crate) constant: RunMap<()>,
     /// The page behind those that were asked for last, and how many of them were asked for ahead.
@@ -106,7 +100,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    pub(crate) fn new(link: Link, pages: Pages, mappings: Mappings) -> Caller {
+    pub(crate) fn new(link: Link, pages: Pages, mappings: Mappings, watch: Watch) -> Caller {
         let contexts_max = link.area().contexts() as usize;
         Caller {
             side: CallerSide::owning_all(CoherenceSettings { contexts_max, ..CoherenceSettings::default() }),
@@ -115,6 +109,9 @@ impl Caller {
             mappings,
             calls: BTreeMap::new(),
             calls_made: 0,
+            tickets: Tickets::default(),
+            counts: Counts::default(),
+            watch,
             constant: RunMap::default(),
             stream: (0, 0),
             returned_last: 0,
@@ -162,7 +159,7 @@ impl Caller {
                     .map_err(|_| Broken::Protocol("a malformed message"))
                     .and_then(|message| self.handle(message))
                     .and_then(|()| self.evict_far_pages()),
-                Err(error) => Err(error.into()),
+                Err(_) => Err(Broken::Protocol("a malformed frame")),
             };
             if let Err(why) = handled {
                 self.give_up(&why);
@@ -172,6 +169,10 @@ impl Caller {
         }
         if has_progress {
             self.link.tell_waiting(is_attending);
+            // A page whose tie was lost is asked for again by the library's thread.
+            if let Some(at) = self.side.next_tick() {
+                self.watch.wake_at(at);
+            }
         }
     }
 
@@ -184,13 +185,19 @@ impl Caller {
                 if !matches!(message, CoherenceToCaller::Reply { .. }) {
                     self.settle();
                 }
-                match message {
-                    CoherenceToCaller::Request { page, access } if self.keeps(page) => {
-                        self.forks.defer(page, access);
+                match &message {
+                    CoherenceToCaller::Request { page, access } if self.keeps(*page) => {
+                        self.forks.defer(*page, *access);
                         return Ok(());
                     }
-                    // With the last call its context ends, and nothing may be left of it.
-                    CoherenceToCaller::Reply { .. } => self.hand_out_deferred()?,
+                    CoherenceToCaller::Reply { call, outcome, written } => {
+                        // With the last call its context ends, and nothing may be left of it.
+                        self.hand_out_deferred()?;
+                        if *outcome == CallOutcome::Killed {
+                            let runs = written.runs().map(|(pages, _)| pages);
+                            self.calls.get_mut(call).ok_or(UNKNOWN_CALL)?.torn = runs.collect();
+                        }
+                    }
                     _ => {}
                 }
                 self.receive(message, &body)
@@ -208,6 +215,10 @@ impl Caller {
                 self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?.ended = ended;
                 Ok(())
             }
+            ToCaller::Pong(number) => match self.watch.answered(number) {
+                true => Ok(()),
+                false => Err(Broken::Protocol("an answer to no question")),
+            },
         }
     }
 
@@ -311,13 +322,17 @@ impl Caller {
                 }
                 Output::Wake(page) => self.pages.wake(page)?,
                 Output::Finished(call, outcome) => {
-                    let call = self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?;
-                    call.outcome = Some(match outcome {
+                    let open = self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?;
+                    let instruction = open.ended.instruction;
+                    open.outcome = Some(match outcome {
                         CallOutcome::Busy => Outcome::Busy,
-                        CallOutcome::Done | CallOutcome::Killed | CallOutcome::Cancelled => Outcome::Ended(call.ended),
+                        CallOutcome::Done => Outcome::Ended(open.ended),
+                        CallOutcome::Killed => Outcome::Killed { call, instruction },
+                        CallOutcome::Cancelled => Outcome::Cancelled,
                     });
                 }
-                // Only the default mode is used, nothing is cancelled, and the pool's outputs are not this side's.
+                Output::CancelDeclined(call) => self.declined(call),
+                // Only the default mode is used, and the pool's outputs are not this side's.
                 _ => return Err(Broken::Protocol("a message for another mode")),
             }
         }
@@ -346,21 +361,47 @@ impl Caller {
     ///
     /// # Errors
     /// It was refused, or the executor is gone.
-    pub(crate) fn call(&mut self, registers: Registers) -> Result<CallId, Outcome> {
+    pub(crate) fn call(&mut self, registers: Registers, terms: &Terms) -> Result<CallId, Outcome> {
         self.settle();
+        let opened = self.open_call(registers, terms);
+        if let Err(outcome) = opened {
+            self.counts.add(outcome);
+        }
+        opened
+    }
+
+    fn open_call(&mut self, registers: Registers, terms: &Terms) -> Result<CallId, Outcome> {
         if self.is_lost {
             return Err(Outcome::Lost);
         }
-        self.calls_made += 1;
-        let (call, mut out) = (CallId(self.calls_made), Vec::new());
+        let (call, mut out) = (CallId(self.calls_made + 1), Vec::new());
+        if self.tickets.is_cancelled(terms.ticket) {
+            return Err(Outcome::Cancelled);
+        }
         match self.side.call(call, CoherenceMode::Coherent, &mut out) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Retry => return Err(Outcome::Busy),
             Err(_) => return Err(Outcome::Lost),
         }
-        let function = registers.function;
-        self.calls.insert(call, Call { function, system_call: None, ended: Ended::default(), outcome: None });
-        let start = ToExecutor::Start(call, registers);
+        self.calls_made += 1;
+        self.tickets.open_call(terms.ticket, call);
+        let cancel_at = terms.timeout.map(|timeout| now().saturating_add(timeout));
+        let open = Call {
+            function: registers.function,
+            system_call: None,
+            ended: Ended::default(),
+            outcome: None,
+            cancel_at,
+            cancelling: Cancelling::No,
+            ticket: terms.ticket,
+            torn: Vec::new(),
+        };
+        self.calls.insert(call, open);
+        self.watch.begin();
+        if let Some(at) = cancel_at {
+            self.watch.wake_at(at);
+        }
+        let start = ToExecutor::Start(call, registers, terms.limit);
         let done = match &out[..] {
             // All that a call needs. The executor does not have to look twice.
             [Output::Send(message)] => {
@@ -375,13 +416,15 @@ impl Caller {
 
     /// What the thread of a call does next.
     pub(crate) fn next_task(&mut self, call: CallId) -> Option<Task> {
-        let known = self.calls.get_mut(&call)?;
-        if let Some(outcome) = known.outcome {
-            let function = known.function;
+        let open = self.calls.get_mut(&call)?;
+        if let Some(outcome) = open.outcome {
+            let (function, ticket, torn) = (open.function, open.ticket, std::mem::take(&mut open.torn));
+            self.counts.add(outcome);
+            self.tickets.close_call(ticket, call, outcome, torn);
             self.calls.remove(&call);
             return Some(Task::End(outcome, self.ask_back(function)));
         }
-        known.system_call.take().map(|(number, arguments)| Task::SystemCall(number, arguments))
+        open.system_call.take().map(|(number, arguments)| Task::SystemCall(number, arguments))
     }
 
     /// A function has returned: asks for the pages of the executor that the program is expected to need now. Returns them.
@@ -416,9 +459,10 @@ impl Caller {
             && !self.side.is_waiting(page)
     }
 
-    /// The function's system call has returned.
+    /// The function's system call has returned, and perhaps the function was killed meanwhile.
     pub(crate) fn returned(&mut self, call: CallId, value: i64) {
-        if !self.is_lost {
+        let is_awaited = self.calls.get(&call).is_some_and(|open| open.outcome.is_none());
+        if is_awaited && !self.is_lost {
             let told = self.tell(&ToExecutor::Returned(call, value));
             self.check(told);
         }
@@ -441,13 +485,12 @@ impl Caller {
         }
     }
 
-    /// When [`tick`](Caller::tick) has something to do, from now on.
-    pub(crate) fn next_tick(&self) -> Option<Duration> {
-        self.side.next_tick().map(|at| at.saturating_sub(now()))
-    }
-
-    /// Asks again for pages whose tie was lost.
+    /// Asks again for pages whose tie was lost, cancels calls, and looks whether the executor is there.
     pub(crate) fn tick(&mut self) {
+        if !self.forks.is_holding() {
+            self.cancel_late();
+            self.look_after_executor();
+        }
         if self.side.next_tick().is_some() && !self.forks.is_holding() {
             let mut out = Vec::new();
             self.side.tick(now(), &mut out);
@@ -465,6 +508,10 @@ impl Caller {
     /// Says why, since nobody else will.
     fn give_up(&mut self, why: &Broken) {
         match why {
+            // A full ring can be all that says so.
+            Broken::Gone if self.link.is_open() => {
+                print("the executor of pushed-down functions takes no messages, and is given up");
+            }
             Broken::Gone => {}
             Broken::Protocol(what) => {
                 print(&format!("the executor of pushed-down functions has sent {what}, and is given up"))
@@ -485,6 +532,7 @@ impl Caller {
         }
         let waiting: Vec<PageNumber> = self.side.awaited().collect();
         let _ = self.side.lost(&RunMap::default());
+        self.watch.kill();
         for call in self.calls.values_mut() {
             call.outcome = Some(Outcome::Lost);
         }
@@ -526,12 +574,4 @@ fn gives_up(next: Option<&CallerOutput>, page: PageNumber) -> bool {
 
 pub(crate) fn pages_of(start: u64, end: u64) -> Range<u64> {
     start / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64)
-}
-
-/// The time since some moment.
-fn now() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the kernel writes the structure.
-    let _ = unsafe { system_call(libc::SYS_clock_gettime, [libc::CLOCK_MONOTONIC as usize, &raw mut time as usize]) };
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

@@ -4,20 +4,16 @@
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use bare::system_call::set_errno;
 
 use crate::call::{is_in_call, push_down};
-use crate::caller::Outcome;
+use crate::exported_terms::{set_limit, usual_terms};
+use crate::failure::{Failure, LOST, OK, REFUSED, tell};
 use crate::stacks::on_private_stack;
 use crate::wait::{CALLER, is_open};
 use crate::{far, open};
-
-const OK: i32 = 0;
-const SIGNAL: i32 = 1;
-const LOST: i32 = 2;
-const BUSY: i32 = 3;
-const REFUSED: i32 = 4;
 
 /// `struct heddle_pushdown_options`.
 #[repr(C)]
@@ -25,17 +21,12 @@ pub struct OpenOptions {
     size: usize,
     executor: *const c_char,
     contexts: u32,
+    limit_ms: u32,
+    silence_ms: u32,
 }
 
-/// `struct heddle_pushdown_failure`.
-#[repr(C)]
-pub struct Failure {
-    kind: i32,
-    signal: i32,
-    code: i32,
-    address: *const c_void,
-    instruction: *const c_void,
-}
+/// Its size before it had limits.
+const OPTIONS_BYTES_MIN: usize = 24;
 
 /// Why opening failed.
 static REASON: Mutex<Option<CString>> = Mutex::new(None);
@@ -53,20 +44,31 @@ pub unsafe extern "C" fn heddle_pushdown_open(options: *const OpenOptions) -> i3
         return OK;
     }
     let mut settings = open::Settings::default();
-    // SAFETY: as the caller answers for; the path is a string of C.
+    let mut limit_ms = 0;
+    // SAFETY: as the caller answers for: no member behind the size is read. The path is a string of C.
     unsafe {
-        if let Some(options) = options.as_ref() {
-            if options.size < size_of::<OpenOptions>() {
+        if !options.is_null() {
+            let size = (&raw const (*options).size).read();
+            if size < OPTIONS_BYTES_MIN {
                 return refuse("the options are of an unknown version");
             }
-            if !options.executor.is_null() {
-                settings.executor = Some(CStr::from_ptr(options.executor).to_string_lossy().into_owned());
+            let executor = (&raw const (*options).executor).read();
+            if !executor.is_null() {
+                settings.executor = Some(CStr::from_ptr(executor).to_string_lossy().into_owned());
             }
-            settings.contexts = options.contexts.max(1);
+            settings.contexts = (&raw const (*options).contexts).read().max(1);
+            if size >= size_of::<OpenOptions>() {
+                let silence_ms = (&raw const (*options).silence_ms).read();
+                settings.silence = (silence_ms > 0).then(|| Duration::from_millis(silence_ms.into()));
+                limit_ms = (&raw const (*options).limit_ms).read();
+            }
         }
     }
     match open::open(&settings) {
-        Ok(()) => OK,
+        Ok(()) => {
+            set_limit(limit_ms);
+            OK
+        }
         Err(reason) => refuse(&reason),
     }
 }
@@ -98,25 +100,9 @@ pub unsafe extern "C" fn heddle_pushdown(
     failure: *mut Failure,
 ) -> i32 {
     let address = function.map_or(0, |function| function as usize as u64);
-    let outcome = if flags == 0 { push_down(address, argument as u64) } else { None };
-    let mut told = Failure { kind: OK, signal: 0, code: 0, address: std::ptr::null(), instruction: std::ptr::null() };
-    told.kind = match outcome {
-        Some(Outcome::Ended(ended)) if ended.signal == 0 => OK,
-        Some(Outcome::Ended(ended)) => {
-            (told.signal, told.code) = (ended.signal as i32, ended.code);
-            (told.address, told.instruction) = (ended.address as *const c_void, ended.instruction as *const c_void);
-            SIGNAL
-        }
-        Some(Outcome::Lost) => LOST,
-        Some(Outcome::Busy) => BUSY,
-        None => REFUSED,
-    };
-    let kind = told.kind;
-    if !failure.is_null() {
-        // SAFETY: as the caller answers for.
-        unsafe { failure.write(told) };
-    }
-    kind
+    let outcome = if flags == 0 { push_down(address, argument as u64, &usual_terms()) } else { None };
+    // SAFETY: as the caller answers for.
+    unsafe { tell(outcome, failure) }
 }
 
 /// `heddle_syncmem`.
@@ -138,6 +124,8 @@ pub extern "C" fn heddle_syncmem(start: *const c_void, bytes: usize) -> i32 {
         None => REFUSED,
     })
 }
+
+const _: () = assert!(size_of::<OpenOptions>() == 32, "as the header says");
 
 /// `heddle_far_map`.
 #[unsafe(no_mangle)]

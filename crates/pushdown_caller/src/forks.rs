@@ -100,6 +100,7 @@ impl Caller {
             let done = self.carry_out(out, &[]);
             self.check(done);
         }
+        self.watch.begin();
         let is_home = asked.is_empty() || self.is_lost;
         self.forks.holders += u32::from(is_home);
         is_home

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use bare::alarm::Alarm;
 use bare::system_call::{Errno, system_call};
 use bare::thread::start_at;
 
@@ -19,8 +20,6 @@ const LOOK_TURNS: u32 = 400;
 /// How often it does so before it sleeps.
 const LOOKS_MAX: u32 = 10;
 
-/// How often it looks for signals while calls are open.
-const SIGNALS_EVERY: Duration = Duration::from_millis(100);
 /// Signals by which people and supervisors end a program.
 const ENDING: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT];
 
@@ -37,16 +36,15 @@ extern "C" fn run((): &mut ()) -> ! {
     let _ = unsafe { system_call(libc::SYS_prctl, [libc::PR_SET_NAME as usize, NAME.as_ptr() as usize]) };
     let mut looks = 0;
     loop {
-        let (link, faults, pause, is_lost, calls, is_awaiting) = {
+        let (link, faults, alarm, pause, is_lost, calls, is_awaiting) = {
             let mut held = CALLER.acquire();
             // It was there before this thread was.
             let Some(caller) = held.as_mut() else { continue };
             caller.handle_messages(false);
             caller.handle_events();
             caller.tick();
-            let calls = caller.open_calls();
-            let pause = caller.next_tick().or((calls > 0).then_some(SIGNALS_EVERY));
-            (caller.link(), caller.faults(), pause, caller.is_lost(), calls, caller.is_awaiting_pages())
+            let (pause, calls, is_awaiting) = (caller.pause(), caller.open_calls(), caller.is_awaiting_pages());
+            (caller.link(), caller.faults(), caller.watch.alarm(), pause, caller.is_lost(), calls, is_awaiting)
         };
         // The executor usually answers sooner than this thread could sleep and be woken.
         if is_awaiting && !is_lost && looks < LOOKS_MAX {
@@ -62,7 +60,7 @@ extern "C" fn run((): &mut ()) -> ! {
         // A lost executor's socket would wake this thread for ever.
         let socket = if is_lost { -1 } else { link.socket() };
         if is_lost || link.may_sleep() {
-            sleep(faults, socket, pause);
+            sleep(faults, socket, alarm, pause);
         }
         if !is_lost
             && !link.drain_socket()
@@ -100,13 +98,12 @@ fn signal_bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// Sleeps until the kernel reports something, the executor has sent something, or the time is over.
-fn sleep(faults: i32, socket: i32, pause: Option<Duration>) {
-    let wait = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    let mut polls = [wait(faults), wait(socket)];
+/// Sleeps until the kernel reports something, the executor has sent something, the alarm rings, or the time is over.
+fn sleep(faults: i32, socket: i32, alarm: Alarm, pause: Option<Duration>) {
+    let mut polls = [faults, socket, alarm.0].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     let time =
         pause.map(|pause| libc::timespec { tv_sec: pause.as_secs() as i64, tv_nsec: i64::from(pause.subsec_nanos()) });
     let time = time.as_ref().map_or(0, |time| std::ptr::from_ref(time) as usize);
-    // SAFETY: the kernel reads and writes two structures, and reads or changes the time.
+    // SAFETY: the kernel reads and writes three structures, and reads or changes the time.
     let _ = unsafe { system_call(libc::SYS_ppoll, [polls.as_mut_ptr() as usize, polls.len(), time, 0]) };
 }

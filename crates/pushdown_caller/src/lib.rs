@@ -9,6 +9,8 @@
 //! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`; `events`
 //!   is what the kernel and the program do with memory.
 //! - `far` is memory whose home is the executor.
+//! - `terms` are those of calls; `cancel` takes calls back, by `tickets`; `liveness` notices an executor that does not answer, with what
+//!   `watch` knows; `statistics` are `counts` and more.
 //! - `handler` is a thread of the library, which serves the faults of the program and the executor's requests.
 //! - `interposed` are the functions of the C library of which the executor must learn, `forks` what a fork needs.
 //!
@@ -26,19 +28,29 @@
 
 mod call;
 mod caller;
+mod cancel;
+mod counts;
 mod events;
 mod exported;
+mod exported_terms;
+mod failure;
 mod far;
 mod forks;
 mod handler;
 mod interposed;
+mod liveness;
 mod mappings;
 mod message;
 mod open;
+mod outcome;
 mod pages;
 mod places;
 mod rseq;
 mod stacks;
+mod statistics;
 mod system_calls;
+mod terms;
+mod tickets;
 mod variables;
 mod wait;
+mod watch;

@@ -16,6 +16,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bare::PAGE_BYTES;
+use bare::alarm::Alarm;
 use bare::userfault::{
     self, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP, FEATURE_MOVE, FEATURE_WRITE_PROTECT,
     UserFaults,
@@ -29,6 +30,7 @@ use crate::places::AREA;
 use crate::rseq::{RSEQ_BYTES, RSEQ_OFFSET};
 use crate::variables::make_anonymous;
 use crate::wait::{is_open, set_open};
+use crate::watch::Watch;
 use crate::{forks, handler};
 
 /// Where the program looks for the executor.
@@ -42,6 +44,8 @@ const DESCRIPTOR_MIN: i32 = 200;
 const BEGIN_SECONDS: u64 = 30;
 /// The main thread's stack is mapped to its limit, or so far.
 const STACK_BYTES_MAX: u64 = 64 << 20;
+/// After which silence the executor is given up, if the program does not say.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// What the program chose.
 #[derive(Default)]
@@ -50,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) executor: Option<String>,
     /// Functions that run at the same time.
     pub(crate) contexts: u32,
+    /// After which silence the executor is given up; `None`: [`SILENCE`].
+    pub(crate) silence: Option<Duration>,
 }
 
 /// A line of `/proc/self/maps`.
@@ -96,10 +102,15 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     find_rseq();
     grow_stack(&lines);
     let vdso = lines.iter().filter(|line| line.path.starts_with("[vvar")).map(|line| line.pages.start).min();
-    let (area, socket) = start_executor(settings, vdso.unwrap_or(0) * PAGE_BYTES as u64)?;
+    let silence = settings.silence.unwrap_or(SILENCE);
+    let alarm = Alarm::new().map_err(|error| format!("an alarm: error {}", error.0))?;
+    // SAFETY: the descriptor was just opened, and nobody else has it.
+    let alarm = Alarm(keep(unsafe { OwnedFd::from_raw_fd(alarm.0) })?);
+    let (area, socket, child) = start_executor(settings, vdso.unwrap_or(0) * PAGE_BYTES as u64)?;
     move_variables(&lines)?;
     let pages = Pages::new(faults, outgoing).map_err(|error| format!("pages: error {}", error.0))?;
-    set_open(Caller::new(Link::new(area, Side::Caller, socket), pages, mappings));
+    let link = Link::new(area, Side::Caller, socket).with_patience(silence);
+    set_open(Caller::new(link, pages, mappings, Watch::new(silence, child, alarm)));
     forks::prepare(own_segments().code);
     handler::start().map_err(|error| format!("a thread: error {}", error.0))
 }
@@ -184,8 +195,8 @@ fn executor(settings: &Settings) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("set {EXECUTOR_VARIABLE} to the executor's path"))
 }
 
-/// Starts the executor, and waits until it can be called.
-fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32), String> {
+/// Starts the executor, and waits until it can be called. Returns the area, the socket and a descriptor of the process.
+fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32, i32), String> {
     let path = executor(settings)?;
     let wrong = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
     // SAFETY: the name is a string of C; the kernel gives the descriptor to us alone.
@@ -209,12 +220,29 @@ fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32), String>
     command.env_clear().env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
     command.stdin(OwnedFd::from(theirs)).stdout(file);
     let started = command.spawn().map_err(|error| wrong(&path.display().to_string(), &error));
-    if let Err(reason) = started.and_then(|started| wait_for(&area, started)) {
-        // SAFETY: nothing uses the area any more, and the next try maps another one.
-        unsafe { libc::munmap(AREA as *mut c_void, AREA_BYTES) };
-        return Err(reason);
+    let child = started.and_then(|mut started| {
+        let child = descriptor_of(&started);
+        wait_for(&area, &mut started).and(child)
+    });
+    match child {
+        Ok(child) => Ok((area, socket, child)),
+        Err(reason) => {
+            // SAFETY: nothing uses the area any more, and the next try maps another one.
+            unsafe { libc::munmap(AREA as *mut c_void, AREA_BYTES) };
+            Err(reason)
+        }
     }
-    Ok((area, socket))
+}
+
+/// A descriptor of a child, which means this process for ever: the program may wait for all of its children.
+fn descriptor_of(child: &Child) -> Result<i32, String> {
+    // SAFETY: the call has no memory argument; the kernel gives the descriptor to us alone.
+    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
+    if descriptor < 0 {
+        return Err(format!("a descriptor of the executor: {}", io::Error::last_os_error()));
+    }
+    // SAFETY: as above.
+    keep(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
 }
 
 /// The link that is to be imitated, for measurements: its latency in nanoseconds and its bytes a second, with a comma between.
@@ -241,7 +269,7 @@ fn cycles_per_nanosecond() -> f64 {
 }
 
 #[allow(clippy::disallowed_methods)] // The program has one thread, which has nothing else to do.
-fn wait_for(area: &Area, mut executor: Child) -> Result<(), String> {
+fn wait_for(area: &Area, executor: &mut Child) -> Result<(), String> {
     let begun = Instant::now();
     loop {
         match area.state() {

@@ -37,10 +37,13 @@ cases! { c:
     files stdio getpid time qsort wide_characters rounding dlsym dlopen fork signals
     mutex condition atomics false_sharing threads threads_in_turn contexts
     sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost
+    timeout timeout_of_running or_here again try_cancel terms_are_checked busy cancel_races
+    limit limit_of_page_given_back limit_of_options limit_beside limit_faults limit_in_system_call limit_in_lock limit_mappings limit_races
+    frozen_queue frozen_ring busy_is_not_frozen stopped_together
 }
 
 cases! { cpp:
-    vtables closures exceptions iostream strings shared_ptr static_init thread_local_objects
+    vtables closures exceptions iostream strings shared_ptr static_init thread_local_objects terms
 }
 
 /// The process ends as if the caller had called `exit`: handlers run, and buffers are written.
@@ -48,6 +51,21 @@ cases! { cpp:
 fn a_function_that_calls_exit_ends_the_process_with_its_status() {
     let run = run_case("c", "exit");
     assert_eq!((run.status.code(), run.stdout.as_str()), (Some(3), "caller function handler"), "{}", run.stderr);
+}
+
+#[test]
+fn an_executor_that_does_not_answer_is_named_and_given_up() {
+    let run = run_case("c", "frozen");
+    assert!(run.status.success() && run.stdout == "ok\n", "{}\n{}{}", run.status, run.stdout, run.stderr);
+    let [warning, end] = run.stderr.lines().collect::<Vec<_>>()[..] else { panic!("two messages: {}", run.stderr) };
+    assert!(warning.contains("has not answered") && end.contains("given up"), "{}", run.stderr);
+}
+
+#[test]
+fn a_page_of_an_executor_that_does_not_answer_ends_the_program_with_a_message() {
+    let run = run_case("c", "frozen_page");
+    assert_eq!((run.status.code(), run.stdout.as_str()), (Some(70), ""), "{}", run.stderr);
+    assert!(run.stderr.contains("given up") && run.stderr.contains("the page at"), "{}", run.stderr);
 }
 
 #[test]
@@ -84,6 +102,8 @@ fn run_with_executor(program: &str, case: &str, executor: &Path) -> Run {
     let (stdout, stderr) = (folder().join("stdout"), folder().join("stderr"));
     let mut command = Command::new(folder().join(program));
     command.arg(case).env("HEDDLE_EXECUTOR", executor).stdin(Stdio::null()).process_group(0);
+    // Cargo sets it, and an older build of the library may lie there.
+    command.env_remove("LD_LIBRARY_PATH");
     command.stdout(File::create(&stdout).expect("the folder is writable"));
     command.stderr(File::create(&stderr).expect("the folder is writable"));
     let mut child = command.spawn().expect("the program can be started");
@@ -147,6 +167,9 @@ fn folder() -> &'static Path {
             "system.c",
             "threads.c",
             "failures.c",
+            "terms.c",
+            "limits.c",
+            "silence.c",
         ];
         compile("cc", &[], &c.map(|file| sources.join(file)), &folder.join("c"));
         compile("c++", &["-std=c++17"], &[sources.join("features.cpp")], &folder.join("cpp"));

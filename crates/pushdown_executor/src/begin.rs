@@ -4,11 +4,13 @@
 
 use std::arch::asm;
 
+use bare::alarm::Alarm;
 use bare::system_call::{Errno, SignalsBlocked, exit_group, map_anonymous_at, system_call, unmap};
 use bare::userfault::{self, FEATURE_MOVE, FEATURE_SIGNAL, FEATURE_WRITE_PROTECT};
 use pushdown::{AREA_ADDRESS, AREA_BYTES, AREA_FILE, Area, ExecutorState, Link, PRIVATE, SOCKET, Side};
 
 use crate::executor::Executor;
+use crate::limit::Limits;
 use crate::places::STACKS;
 use crate::wait::{EXECUTOR, Held, handle_messages};
 use crate::{function, sandbox, signals};
@@ -82,7 +84,10 @@ extern "C" fn serve() -> ! {
         fail(area, 7, error);
     }
     let link = Link::new(area, Side::Executor, SOCKET);
-    match Executor::new(link, faults) {
+    // SAFETY: the call has no argument.
+    let process = unsafe { system_call(libc::SYS_getpid, []) }.unwrap_or(0) as u32;
+    let executor = Alarm::new().and_then(|alarm| Executor::new(link, faults, Limits::new(area, alarm, process)));
+    match executor {
         Ok(executor) => *EXECUTOR.acquire() = Some(executor),
         Err(error) => fail(area, 8, error),
     }
@@ -91,19 +96,22 @@ extern "C" fn serve() -> ! {
             fail(area, 9, error);
         }
     }
-    if let Err(error) = sandbox::enter() {
+    if let Err(error) = sandbox::enter(Some(process)) {
         fail(area, 10, error);
     }
     area.set_state(ExecutorState::Ready);
     loop {
-        let (link, pause) = {
+        let (link, alarm) = {
             let mut held = Held::new();
             let executor = held.executor();
             handle_messages(executor, false);
-            (executor.link(), executor.pause())
+            if executor.serve() {
+                executor.link().tell_waiting(false);
+            }
+            (executor.link(), executor.alarm())
         };
         if link.may_sleep() {
-            sleep(SOCKET, pause);
+            sleep(SOCKET, alarm);
         }
         if !link.drain_socket() {
             // The caller is gone, and with it everything that was run here.
@@ -112,11 +120,11 @@ extern "C" fn serve() -> ! {
     }
 }
 
-/// Sleeps until the socket has a byte, or for so many milliseconds; -1 is for ever.
-fn sleep(socket: i32, milliseconds: i32) {
-    let mut poll = libc::pollfd { fd: socket, events: libc::POLLIN, revents: 0 };
-    // SAFETY: the kernel reads and writes one structure.
-    let _ = unsafe { system_call(libc::SYS_poll, [&raw mut poll as usize, 1, milliseconds as usize]) };
+/// Sleeps until the socket has a byte, or the alarm rings.
+fn sleep(socket: i32, alarm: Alarm) {
+    let mut polls = [socket, alarm.0].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    // SAFETY: the kernel reads and writes two structures.
+    let _ = unsafe { system_call(libc::SYS_poll, [polls.as_mut_ptr() as usize, polls.len(), usize::MAX]) };
 }
 
 /// Closes all files but the socket, the userfaultfd and standard error.

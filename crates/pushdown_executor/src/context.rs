@@ -16,10 +16,14 @@ pub(crate) const SIGNAL_STACK_BYTES: usize = 256 << 10;
 pub(crate) struct Context {
     /// The stack pointer with which the thread goes on when its function has ended.
     pub(crate) resume: u64,
+    /// Which of the contexts it is.
+    pub(crate) number: u32,
     /// The call whose function runs.
     pub(crate) call: CallId,
-    /// How the function ended, if a signal ended it.
+    /// How the function ended, if a signal or its limit ended it.
     pub(crate) ended: Ended,
+    /// Whether it was its limit.
+    pub(crate) is_killed: bool,
 }
 
 impl Context {

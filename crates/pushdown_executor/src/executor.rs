@@ -1,19 +1,22 @@
 //! The state of the executor, and what it does with messages, faults and system calls. Always under the lock.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
 use std::ops::Range;
 use std::time::Duration;
 
 use bare::PAGE_BYTES;
+use bare::alarm::Alarm;
 use bare::system_call::{Errno, exit_group};
 use bare::userfault::UserFaults;
 use base::Bytes;
 use page_coherence::{
-    Access, CallId, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber, Payload, Right,
+    Access, CallId, CallOutcome, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber, Payload, Right,
     ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
 use pushdown::{Ended, History, Link, MappingKind, Registers, ToCaller, ToExecutor};
 
+use crate::limit::Limits;
 use crate::mappings::Mappings;
 use crate::pages::{PageContents, Pages};
 use crate::sandbox::SET_SYSTEM_CALL_DISPATCH;
@@ -38,6 +41,8 @@ pub(crate) enum FaultOutcome {
     Served,
     /// The program has no such memory, or may not access it so: the access is an error of the function, with this signal and code.
     Refused(i32, i32),
+    /// The function's time is over.
+    Over,
 }
 
 /// `SEGV_MAPERR`, `SEGV_ACCERR` and `BUS_ADRERR`.
@@ -52,6 +57,14 @@ pub(crate) enum SystemCallOutcome {
     Returned(i64),
     /// It ends the function as this signal would.
     Ends(i32),
+    /// The function's time is over.
+    Over,
+}
+
+/// Whether this side has to follow what a system call does to the caller's memory. Such a call is waited for, even if the function's time is
+/// over.
+pub(crate) fn changes_this_side(number: u64) -> bool {
+    number == libc::SYS_mprotect as u64
 }
 
 pub(crate) struct Executor {
@@ -59,12 +72,15 @@ pub(crate) struct Executor {
     side: ExecutorSide,
     mappings: Mappings,
     pages: Pages,
-    /// With what the functions of calls begin that have not begun.
-    starts: BTreeMap<CallId, Registers>,
+    /// With what the functions of calls begin that have not begun, and how long they may run.
+    starts: BTreeMap<CallId, (Registers, Option<NonZeroU32>)>,
     /// The functions that run.
     running: BTreeMap<CallId, u64>,
     /// Which pages they need.
     history: History,
+    limits: Limits,
+    /// A ping that the service thread has to answer.
+    pinged: Option<u64>,
     /// Calls whose turn it is.
     ready: VecDeque<CallId>,
     /// What system calls have returned.
@@ -86,7 +102,7 @@ pub(crate) struct Executor {
 impl Executor {
     /// # Errors
     /// Of the operating system.
-    pub(crate) fn new(link: Link, faults: UserFaults) -> Result<Executor, Errno> {
+    pub(crate) fn new(link: Link, faults: UserFaults, limits: Limits) -> Result<Executor, Errno> {
         let contexts_max = link.area().contexts() as usize;
         let settings = CoherenceSettings { contexts_max, ..CoherenceSettings::default() };
         Ok(Executor {
@@ -97,6 +113,8 @@ impl Executor {
             starts: BTreeMap::new(),
             running: BTreeMap::new(),
             history: History::default(),
+            limits,
+            pinged: None,
             ready: VecDeque::new(),
             returned: BTreeMap::new(),
             asked_mappings: Vec::new(),
@@ -112,9 +130,17 @@ impl Executor {
         self.link
     }
 
-    /// How long the service thread may sleep, in milliseconds: for ever, since this side never loses a tie.
-    pub(crate) fn pause(&self) -> i32 {
-        -1
+    /// What wakes the service thread beside messages. This side never loses a tie, so that is limits and pings alone.
+    pub(crate) fn alarm(&self) -> Alarm {
+        self.limits.alarm()
+    }
+
+    /// What the service thread does beside handling messages; whether functions that wait have to look.
+    pub(crate) fn serve(&mut self) -> bool {
+        if let Some(number) = self.pinged.take() {
+            self.ask(&ToCaller::Pong(number));
+        }
+        self.limits.keep()
     }
 
     /// Handles all messages that have come; whether there were any.
@@ -133,8 +159,8 @@ impl Executor {
     fn handle(&mut self, message: ToExecutor) -> Result<(), Broken> {
         match message {
             ToExecutor::Coherence(bytes) => self.coherence(bytes),
-            ToExecutor::Start(call, registers) => {
-                self.starts.insert(call, registers);
+            ToExecutor::Start(call, registers, limit) => {
+                self.starts.insert(call, (registers, limit));
                 Ok(())
             }
             ToExecutor::Mapping { wanted, start, end, protection, kind } => {
@@ -157,7 +183,16 @@ impl Executor {
                 Ok(())
             }
             ToExecutor::Returned(call, value) => {
-                self.returned.insert(call, value);
+                // That of a function whose time was over meanwhile has nobody who waits for it.
+                if self.limits.runs(call) {
+                    self.returned.insert(call, value);
+                }
+                Ok(())
+            }
+            ToExecutor::Ping(number) => {
+                self.pinged = Some(number);
+                // This may be another thread.
+                self.limits.wake_at(Duration::ZERO);
                 Ok(())
             }
             ToExecutor::Unmapped(start, end) if start > end => Err(Broken),
@@ -181,14 +216,28 @@ impl Executor {
         for (pages, right) in resident.iter().flat_map(|resident| resident.runs()) {
             self.caller_has(pages, right)?;
         }
-        // A page that comes home is mapped where functions find it, rather than when one faults.
-        let home = match message {
-            CoherenceToExecutor::Home { page, payload: Payload::Page, .. } => Some(page),
-            _ => None,
+        let (called, home) = match &message {
+            CoherenceToExecutor::Call { call, .. } => (Some(*call), None),
+            // A page that comes home is mapped where functions find it, rather than when one faults.
+            CoherenceToExecutor::Home { page, payload: Payload::Page, .. } => (None, Some(*page)),
+            _ => (None, None),
         };
         let mut out = Vec::new();
         // This side never loses a tie, so it needs no clock.
         self.side.receive(message, Duration::ZERO, &mut out).map_err(|_| Broken)?;
+        if let Some(call) = called.filter(|call| !out.contains(&Output::Start(*call))) {
+            self.limits.queue(call);
+        }
+        for output in &out {
+            if let Output::Send(
+                CoherenceToCaller::CancelAnswer { call, removed: true }
+                | CoherenceToCaller::Reply { call, outcome: CallOutcome::Busy, .. },
+            ) = output
+            {
+                self.starts.remove(call);
+                self.limits.leave_queue(*call);
+            }
+        }
         self.carry_out(out, &body)?;
         match home.filter(|page| self.mappings.at(*page).is_some_and(|mapping| mapping.allows(Access::Read))) {
             Some(page) => Ok(self.pages.place(page)?),
@@ -220,6 +269,9 @@ impl Executor {
     fn carry_out(&mut self, out: Vec<ExecutorOutput>, body: &[u8]) -> Result<(), Broken> {
         let mut outputs = VecDeque::from(out);
         while let Some(output) = outputs.pop_front() {
+            if let Output::Protect(page) | Output::Unmap(page) = output {
+                self.limits.note(page, self.pages.access(page));
+            }
             match output {
                 Output::Map { page, writable } => {
                     if self.mappings.at(page).is_some() {
@@ -235,7 +287,10 @@ impl Executor {
                     let contents: &PageContents = body.try_into().map_err(|_| Broken)?;
                     self.pages.put(page, Box::new(*contents))?;
                 }
-                Output::Drop(pages) => self.pages.drop(pages)?,
+                Output::Drop(pages) => {
+                    self.limits.forget(pages.clone());
+                    self.pages.drop(pages)?;
+                }
                 Output::Send(message) => self.send(&message)?,
                 Output::Start(call) => self.ready.push_back(call),
                 Output::Load(page) => {
@@ -252,7 +307,10 @@ impl Executor {
                         outputs.extend(more);
                     }
                 }
-                Output::EndContext => self.ahead.clear(),
+                Output::EndContext => {
+                    self.ahead.clear();
+                    self.limits.end_context();
+                }
                 Output::Fill(_) | Output::Place(_) => {}
                 // Nothing is evicted here, only the default mode is used, and a lost caller ends this process.
                 Output::Store(_)
@@ -287,11 +345,12 @@ impl Executor {
         self.link.send_to_caller(message, body).map_err(|_| Broken)
     }
 
-    /// The next function whose turn it is.
-    pub(crate) fn next_function(&mut self) -> Option<(CallId, Registers)> {
+    /// The next function whose turn it is, for a thread of a context.
+    pub(crate) fn next_function(&mut self, context: u32, thread: u32) -> Option<(CallId, Registers)> {
         let call = self.ready.pop_front()?;
         match self.starts.remove(&call) {
-            Some(registers) => {
+            Some((registers, limit)) => {
+                self.limits.begin(context, thread, call, limit);
                 self.running.insert(call, registers.function);
                 self.ask_ahead(registers.function);
                 Some((call, registers))
@@ -331,11 +390,20 @@ impl Executor {
         self.mappings.protect(pages, protection)
     }
 
-    /// A function has ended.
-    pub(crate) fn end_function(&mut self, call: CallId, ended: Ended) {
+    /// A function has ended, perhaps because its time was over.
+    pub(crate) fn end_function(&mut self, context: u32, call: CallId, ended: Ended, is_killed: bool) {
+        self.limits.end(context);
         self.running.remove(&call);
+        self.returned.remove(&call);
         let mut out = Vec::new();
-        let finished = self.side.finish(call, &mut out);
+        let finished = if is_killed {
+            // Pages stay writable from one context to the next one.
+            self.side.note_written(&self.pages.writable());
+            self.side.note_written(self.limits.written());
+            self.side.kill(call, &mut out)
+        } else {
+            self.side.finish(call, &mut out)
+        };
         let ended = ToCaller::Ended(call, ended);
         let told = match out.first() {
             // The caller does not have to look twice.
@@ -484,7 +552,7 @@ impl Executor {
 
     /// A system call has returned: this process does what changes its memory too.
     pub(crate) fn end_system_call(&mut self, number: u64, arguments: [u64; 6], value: i64) {
-        if number == libc::SYS_mprotect as u64 && value == 0 {
+        if changes_this_side(number) && value == 0 {
             let [start, bytes, protection, ..] = arguments;
             if self.protect(start, start.saturating_add(bytes), protection as u32).is_err() {
                 exit_group(1);

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use bare::system_call::{Errno, exit_group, map_anonymous_at, system_call};
+use bare::system_call::{Errno, exit_group, map_anonymous_at, system_call, thread_id};
 use bare::thread::{STACK_BYTES, start_at};
 use page_coherence::CallId;
 use pushdown::Ended;
@@ -21,27 +21,30 @@ pub(crate) fn start_thread(number: u32) -> Result<(), Errno> {
     // Behind the service thread's stack, with a gap below each.
     let place = STACKS + (number as usize + 1) * 4 * SIGNAL_STACK_BYTES.max(STACK_BYTES);
     let signal_stack = map_anonymous_at(place, SIGNAL_STACK_BYTES)?;
-    start_at(place + 2 * SIGNAL_STACK_BYTES.max(STACK_BYTES), run, signal_stack)
+    start_at(place + 2 * SIGNAL_STACK_BYTES.max(STACK_BYTES), run, (number, signal_stack))
 }
 
-extern "C" fn run(signal_stack: &mut usize) -> ! {
-    if prepare(*signal_stack).is_err() {
+extern "C" fn run(&mut (number, signal_stack): &mut (u32, usize)) -> ! {
+    let thread = thread_id();
+    if prepare(signal_stack).is_err() {
         exit_group(1);
     }
     // SAFETY: the stack for signals is this thread's, and its lowest bytes are for the context.
-    let context = unsafe { &mut *(*signal_stack as *mut Context) };
+    let context = unsafe { &mut *(signal_stack as *mut Context) };
+    context.number = number;
     loop {
-        let (call, registers) = next_function();
+        let (call, registers) = next_function(number, thread);
         context.call = call;
-        context.ended = Ended::default();
+        (context.ended, context.is_killed) = (Ended::default(), false);
         // SAFETY: the context is this thread's.
         let was_ended = unsafe { enter(context, &registers) } != 0;
-        end_function(call, if was_ended { context.ended } else { Ended::default() });
+        let (ended, is_killed) = if was_ended { (context.ended, context.is_killed) } else { (Ended::default(), false) };
+        end_function(number, call, ended, is_killed);
     }
 }
 
-fn end_function(call: CallId, ended: Ended) {
-    Held::new().executor().end_function(call, ended);
+fn end_function(number: u32, call: CallId, ended: Ended, is_killed: bool) {
+    Held::new().executor().end_function(number, call, ended, is_killed);
 }
 
 /// Signals are handled on their own stack, and system calls from outside of this program are signals.
@@ -56,5 +59,5 @@ fn prepare(signal_stack: usize) -> Result<(), Errno> {
         system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, set, 0, size_of::<u64>()])?;
     }
     sandbox::stop_system_calls()?;
-    sandbox::enter()
+    sandbox::enter(None)
 }

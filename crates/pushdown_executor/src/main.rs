@@ -19,6 +19,7 @@
 //! 2. `SIGBUS`: the page is not there, or is protected: a fault of the coherence protocol, or a page of constant memory.
 //! 3. `SIGSYS`: a system call, which the caller makes.
 //! 4. Any other signal of an instruction, or one of these without a remedy, ends the function.
+//! 5. `SIGXCPU`: the function's time is over, which ends it too (`limit`).
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
 
@@ -26,6 +27,7 @@ mod begin;
 mod context;
 mod executor;
 mod function;
+mod limit;
 mod mappings;
 mod pages;
 mod places;

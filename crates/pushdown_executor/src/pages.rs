@@ -242,6 +242,15 @@ impl Pages {
         self.drop(pages)
     }
 
+    /// All pages that functions can write.
+    pub(crate) fn writable(&self) -> RunMap<()> {
+        let mut writable = RunMap::default();
+        for (run, _) in self.mapped.runs().filter(|(_, right)| *right == Right::Write) {
+            writable.insert(run, ());
+        }
+        writable
+    }
+
     /// The pages of a range that functions can write.
     pub(crate) fn writable_in(&self, pages: Range<u64>) -> Vec<PageNumber> {
         let runs = self.mapped.runs_in(pages).filter(|(_, right)| *right == Right::Write);

@@ -2,16 +2,18 @@
 
 #![allow(unsafe_code)]
 
-use bare::filter::allow_only;
+use bare::filter::{CheckedCall, allow_only};
 use bare::system_call::{Errno, system_call};
 use bare::userfault;
+
+use crate::limit::LIMIT_SIGNAL;
 
 /// `PR_SET_SYSCALL_USER_DISPATCH`.
 pub(crate) const SET_SYSTEM_CALL_DISPATCH: u64 = 59;
 const DISPATCH_ON: usize = 1;
 
 /// The system calls of this program once it has begun. None opens a file, a connection or a process. Functions make none at all.
-const CALLS: [libc::c_long; 12] = [
+const CALLS: [libc::c_long; 14] = [
     libc::SYS_recvfrom,
     libc::SYS_sendto,
     libc::SYS_poll,
@@ -24,6 +26,8 @@ const CALLS: [libc::c_long; 12] = [
     libc::SYS_rt_sigreturn,
     libc::SYS_exit_group,
     libc::SYS_restart_syscall,
+    libc::SYS_clock_gettime,
+    libc::SYS_timerfd_settime,
 ];
 
 unsafe extern "C" {
@@ -44,10 +48,13 @@ pub(crate) fn stop_system_calls() -> Result<(), Errno> {
     unsafe { system_call(libc::SYS_prctl, arguments) }.map(|_| ())
 }
 
-/// The calling thread makes no other system calls than this program needs.
+/// The calling thread makes no other system calls than this program needs. The service thread may signal threads of its process, whose
+/// number it gives, that their function's time is over.
 ///
 /// # Errors
 /// Of the operating system.
-pub(crate) fn enter() -> Result<(), Errno> {
-    allow_only(&CALLS, &userfault::REQUESTS)
+pub(crate) fn enter(process: Option<u32>) -> Result<(), Errno> {
+    let arguments = process.map(|process| [(0, process), (2, LIMIT_SIGNAL as u32)]);
+    let signal = arguments.as_ref().map(|arguments| CheckedCall { call: libc::SYS_tgkill, arguments });
+    allow_only(&CALLS, signal.as_slice(), &userfault::REQUESTS)
 }

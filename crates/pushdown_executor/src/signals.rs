@@ -6,11 +6,12 @@ use std::arch::naked_asm;
 use std::mem;
 
 use bare::system_call::{Errno, exit_group, system_call};
-use page_coherence::{Access, CallId};
+use page_coherence::Access;
 use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE};
 
 use crate::context::{Context, resume};
-use crate::executor::{FaultOutcome, SystemCallOutcome};
+use crate::executor::{FaultOutcome, SystemCallOutcome, changes_this_side};
+use crate::limit::{LIMIT_SIGNAL, is_over};
 use crate::wait::{Held, wait_until};
 
 /// `SA_RESTORER`.
@@ -27,9 +28,9 @@ const FAULT_WAS_WRITE: i64 = 1 << 1;
 /// The bit that says that it was the fetch of an instruction.
 const FAULT_WAS_FETCH: i64 = 1 << 4;
 
-/// The signals that instructions cause.
-pub(crate) const SIGNALS: [i32; 6] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
+/// The signals that instructions cause, and that of the limit.
+pub(crate) const SIGNALS: [i32; 7] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, LIMIT_SIGNAL];
 
 /// `struct sigaction` of the kernel.
 #[repr(C)]
@@ -68,6 +69,14 @@ unsafe extern "C" fn restore() {
 unsafe extern "C" fn handle(signal: i32, info: &libc::siginfo_t, user: &mut libc::ucontext_t) {
     let registers = &mut user.uc_mcontext.gregs;
     let instruction = registers[libc::REG_RIP as usize] as u64;
+    if signal == LIMIT_SIGNAL {
+        // Within this program the thread may have the lock. The service thread signals again.
+        if info.si_code == libc::SI_TKILL && !is_private(instruction) {
+            // SAFETY: the signal came on a function thread, while its function ran; other threads block it.
+            kill_if_over(unsafe { Context::of_handler() }, registers);
+        }
+        return;
+    }
     // SAFETY: the kernel gives this address for signals of instructions; for others it is some number.
     let address = unsafe { info.si_addr() } as u64;
     let cause = registers[libc::REG_ERR as usize];
@@ -86,7 +95,7 @@ unsafe extern "C" fn handle(signal: i32, info: &libc::siginfo_t, user: &mut libc
     let ended = |signal: i32| Ended { signal: signal as u32, code: info.si_code, address, instruction };
     let outcome = match signal {
         libc::SIGSEGV | libc::SIGBUS if info.si_code > 0 && info.si_code != OF_KERNEL && !is_private(address) => {
-            fault(context.call, address, access, needed as u32, signal == libc::SIGSEGV)
+            fault(context, address, access, needed as u32, signal == libc::SIGSEGV)
         }
         libc::SIGSYS if info.si_code == USER_DISPATCH => {
             let number = registers[libc::REG_RAX as usize] as u64;
@@ -105,12 +114,15 @@ unsafe extern "C" fn handle(signal: i32, info: &libc::siginfo_t, user: &mut libc
                     end(context, registers, ended(signal));
                     return;
                 }
+                SystemCallOutcome::Over => FaultOutcome::Over,
             }
         }
         _ => FaultOutcome::Refused(signal, info.si_code),
     };
-    if let FaultOutcome::Refused(signal, code) = outcome {
-        end(context, registers, Ended { code, ..ended(signal) });
+    match outcome {
+        FaultOutcome::Served => {}
+        FaultOutcome::Refused(signal, code) => end(context, registers, Ended { code, ..ended(signal) }),
+        FaultOutcome::Over => kill_if_over(context, registers),
     }
 }
 
@@ -119,11 +131,13 @@ fn is_private(address: u64) -> bool {
 }
 
 /// Gets what an access needs: the right to a page, and one of `PROT_*`. `lacks_mapping` says that the page table had nothing to do with it.
-fn fault(call: CallId, address: u64, access: Access, needed: u32, lacks_mapping: bool) -> FaultOutcome {
+fn fault(context: &Context, address: u64, access: Access, needed: u32, lacks_mapping: bool) -> FaultOutcome {
     let mut asked = false;
     wait_until(|executor| match lacks_mapping {
+        // Whoever was asked still answers, which concerns nobody then.
+        _ if is_over(context) => Some(FaultOutcome::Over),
         true => executor.mapping_fault(address, needed, &mut asked),
-        false => executor.page_fault(call, address, access, &mut asked),
+        false => executor.page_fault(context.call, address, access, &mut asked),
     })
 }
 
@@ -131,9 +145,24 @@ fn make(context: &Context, number: u64, arguments: [u64; 6]) -> SystemCallOutcom
     if let Some(outcome) = Held::new().executor().begin_system_call(context.call, number, arguments) {
         return outcome;
     }
-    let value = wait_until(|executor| executor.returned(context.call));
+    let is_left = || is_over(context) && !changes_this_side(number);
+    let value = wait_until(|executor| match executor.returned(context.call) {
+        Some(value) => Some(Some(value)),
+        // The caller's thread is still in it, and will find that its call has ended.
+        None => is_left().then_some(None),
+    });
+    let Some(value) = value else { return SystemCallOutcome::Over };
     Held::new().executor().end_system_call(number, arguments, value);
     SystemCallOutcome::Returned(value)
+}
+
+/// Ends the function, if its time is over.
+fn kill_if_over(context: &mut Context, registers: &mut [libc::greg_t; 23]) {
+    if is_over(context) {
+        context.is_killed = true;
+        let instruction = registers[libc::REG_RIP as usize] as u64;
+        end(context, registers, Ended { instruction, ..Ended::default() });
+    }
 }
 
 /// Has the thread go on behind the call of its function, once the handler returns.

@@ -305,6 +305,27 @@ fn a_killed_functions_reply_lists_what_it_wrote() {
     assert_eq!((outcome, written.runs().collect::<Vec<_>>()), (CallOutcome::Killed, vec![(7..8, Right::Write)]));
 }
 
+#[test]
+fn pages_that_were_left_writable_count_as_written_by_a_killed_function() {
+    let mut pair = Pair::new(CoherenceSettings::default());
+    pair.call(1, CoherenceMode::Coherent);
+    pair.settle();
+    pair.executor_accesses(P, Access::Write);
+    pair.executor.finish(CallId(1), &mut pair.executor_out).expect("it runs");
+    pair.settle();
+    // Without a fault: the shim has left the page as it was.
+    pair.call(2, CoherenceMode::Coherent);
+    pair.settle();
+    let mut left = RunMap::default();
+    left.insert(7..8, ());
+    pair.executor.note_written(&left);
+    pair.executor.kill(CallId(2), &mut pair.executor_out).expect("it runs");
+    let Some(ToCaller::Reply { outcome, written, .. }) = pair.sent_by_executor().pop() else {
+        panic!("a reply is sent")
+    };
+    assert_eq!((outcome, written.runs().collect::<Vec<_>>()), (CallOutcome::Killed, vec![(7..8, Right::Write)]));
+}
+
 /// A caller that held a page asked to write it while the reply of a killed function was on its way. The reply listed the page, the
 /// caller dropped its copy, and then got the right to write without contents (seed 235).
 #[test]

@@ -2,6 +2,10 @@
 #ifndef CASES_H
 #define CASES_H
 
+#include <sys/types.h>
+
+#include "heddle_pushdown.h"
+
 // memory.c
 void empty(void);
 void statics(void);
@@ -68,5 +72,38 @@ void null_function(void);
 void nested(void);
 void unknown_flags(void);
 void lost(void);
+
+// terms.c
+void timeout(void);
+void timeout_of_running(void);
+void or_here(void);
+void again(void);
+void try_cancel(void);
+void terms_are_checked(void);
+void busy(void);
+void cancel_races(void);
+
+// limits.c
+void limit(void);
+void limit_of_page_given_back(void);
+void limit_of_options(void);
+void limit_beside(void);
+void limit_faults(void);
+void limit_in_system_call(void);
+void limit_in_lock(void);
+void limit_mappings(void);
+void limit_races(void);
+
+// silence.c
+void frozen(void);
+void frozen_queue(void);
+void frozen_page(void);
+void frozen_ring(void);
+void busy_is_not_frozen(void);
+void stopped_together(void);
+
+// failures.c, for others
+pid_t child_of_this_process(void);
+int call_deeply(void (*function)(void *), struct heddle_pushdown_failure *failure);
 
 #endif

@@ -211,7 +211,7 @@ static void runs_for_ever(void *argument) {
 }
 
 // Children belong to the thread that has started them.
-static pid_t child_of_this_process(void) {
+pid_t child_of_this_process(void) {
     pid_t child = 0;
     DIR *threads = opendir("/proc/self/task");
     CHECK(threads != NULL);
@@ -237,10 +237,10 @@ static void *kills(void *argument) {
 }
 
 // Far down the stack: what the executor has of it is lost, and this thread does not touch it again.
-static __attribute__((noinline)) int call_deeply(struct heddle_pushdown_failure *failure) {
+__attribute__((noinline)) int call_deeply(void (*function)(void *), struct heddle_pushdown_failure *failure) {
     volatile char frames[128 * 1024];
     frames[0] = frames[sizeof frames - 1] = 1;
-    int kind = heddle_pushdown(runs_for_ever, NULL, HEDDLE_PUSHDOWN_COHERENT, failure);
+    int kind = heddle_pushdown(function, NULL, HEDDLE_PUSHDOWN_COHERENT, failure);
     return frames[0] == 1 ? kind : -1;
 }
 
@@ -249,7 +249,7 @@ void lost(void) {
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, kills, &executor) == 0);
     static struct heddle_pushdown_failure failure;
-    CHECK(call_deeply(&failure) == HEDDLE_PUSHDOWN_LOST && failure.kind == HEDDLE_PUSHDOWN_LOST);
+    CHECK(call_deeply(runs_for_ever, &failure) == HEDDLE_PUSHDOWN_LOST && failure.kind == HEDDLE_PUSHDOWN_LOST);
     CHECK(pthread_join(thread, NULL) == 0);
     // Only what the executor had is lost.
     static int value;

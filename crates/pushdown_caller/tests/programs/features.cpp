@@ -134,6 +134,17 @@ __attribute__((noinline)) void throws_below(int depth) {
     living += 1000;
 }
 
+// The kind of failure of a pushdown within the callable.
+template <class Callable> int failure_of_call(Callable &&callable) {
+    try {
+        callable();
+    } catch (const heddle::pushdown_error &error) {
+        CHECK(std::string(error.what()).size() > 10);
+        return error.kind();
+    }
+    return HEDDLE_PUSHDOWN_OK;
+}
+
 template <class Callable> heddle_pushdown_failure failure_of(Callable &&callable) {
     try {
         heddle::pushdown(callable);
@@ -390,11 +401,55 @@ void thread_local_objects() {
     CHECK(constructed == 4 && destroyed == 4);
 }
 
+// Exceptions and results come from wherever the callable has run; one that was killed throws.
+void terms() {
+    std::atomic<int> has_begun{0}, is_released{0};
+    auto blocks = [&] {
+        has_begun++;
+        while (!is_released) std::this_thread::yield();
+    };
+    std::thread blocker([&] { heddle::pushdown(blocks); });
+    while (!has_begun) std::this_thread::yield();
+    heddle_pushdown_terms late{};
+    late.timeout_ms = 20;
+    CHECK(failure_of_call([&] { heddle::pushdown([] { return 1; }, late); }) == HEDDLE_PUSHDOWN_CANCELLED);
+    late.flags = HEDDLE_PUSHDOWN_OR_HERE;
+    CHECK(heddle::pushdown([] { return std::string("here"); }, late) == "here");
+    try {
+        heddle::pushdown([] { throw std::out_of_range("here"); }, late);
+        CHECK(!"it throws");
+    } catch (const std::out_of_range &error) {
+        CHECK(std::string(error.what()) == "here");
+    }
+    is_released = 1;
+    blocker.join();
+
+    alignas(4096) static volatile int written;
+    heddle_pushdown_terms limited{};
+    limited.limit_ms = 30;
+    CHECK(heddle::torn_ranges()->empty());
+    CHECK(failure_of_call([&] {
+        heddle::pushdown([] {
+            for (;;) written = written + 1;
+        }, limited);
+    }) == HEDDLE_PUSHDOWN_KILLED);
+    auto ranges = heddle::torn_ranges();
+    CHECK(ranges && std::any_of(ranges->begin(), ranges->end(), [](const heddle_pushdown_range &range) {
+        return reinterpret_cast<std::uintptr_t>(&written) - reinterpret_cast<std::uintptr_t>(range.start) < range.bytes;
+    }));
+    CHECK(heddle::pushdown([] { return 3; }, limited) == 3);
+    struct heddle_pushdown_statistics statistics{};
+    statistics.size = sizeof statistics;
+    CHECK(heddle_pushdown_statistics(&statistics) == HEDDLE_PUSHDOWN_OK);
+    CHECK(statistics.killed == 1 && statistics.cancelled == 3 && statistics.returned == 2);
+}
+
 const std::map<std::string, void (*)()> CASES{
     {"vtables", vtables},         {"closures", closures},
     {"exceptions", exceptions},   {"iostream", iostream},
     {"strings", strings},         {"shared_ptr", shared_pointers},
     {"static_init", static_init}, {"thread_local_objects", thread_local_objects},
+    {"terms", terms},
 };
 
 } // namespace
