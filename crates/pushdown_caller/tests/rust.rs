@@ -5,9 +5,11 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
-use farmem::pushdown::{Executor, PushdownError, PushdownOptions};
+use base::ErrorKind;
+use farmem::pushdown::{Executor, PushdownError, PushdownOptions, PushdownTerms, PushdownTicket};
 
 thread_local! {
     static CALLS: Cell<u32> = const { Cell::new(0) };
@@ -33,12 +35,15 @@ fn main() {
         library: Some(library),
         executor: program.filter(|path: &PathBuf| path.exists()),
         contexts: 2,
+        ..PushdownOptions::default()
     };
     let executor = Executor::open(&options).expect("the executor starts");
     closures_borrow_and_return(&executor);
     panics_are_carried_back(&executor);
     threads_share_a_lock(&executor);
     failures_are_errors(&executor);
+    calls_are_cancelled_or_run_here(&executor);
+    closures_have_limits(&executor);
     println!("test result: ok");
 }
 
@@ -97,4 +102,83 @@ fn failures_are_errors(executor: &Executor) {
     assert!(outcome.is_err_and(|error| error.to_string().contains("11") || error.to_string().contains("SIGSEGV")));
     let nested = executor.call(|| executor.call(|| 1).is_err()).expect("it returns");
     assert!(nested, "a pushed-down closure cannot push down");
+}
+
+#[allow(clippy::disallowed_methods, reason = "a program without the runtime")]
+fn calls_are_cancelled_or_run_here(executor: &Executor) {
+    let (running, is_released) = (AtomicU64::new(0), AtomicBool::new(false));
+    let blocks = || {
+        running.fetch_add(1, Ordering::SeqCst);
+        while !is_released.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+    };
+    let ticket = PushdownTicket::new();
+    assert!(matches!(executor.try_cancel(&ticket), Err(PushdownError::Refused)));
+    let has_run = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| executor.call(blocks).expect("it returns"));
+        }
+        while running.load(Ordering::SeqCst) < 2 {
+            std::thread::yield_now();
+        }
+        let terms = PushdownTerms { timeout: Some(Duration::from_millis(20)), ..PushdownTerms::default() };
+        let outcome = executor.call_with(&terms, || has_run.store(true, Ordering::SeqCst));
+        assert!(matches!(&outcome, Err(error @ PushdownError::Cancelled) if error.kind() == ErrorKind::Retry));
+        let words = ["here".to_owned()];
+        let terms = PushdownTerms { or_here: true, ..terms };
+        assert_eq!(executor.call_with(&terms, || words.concat()).expect("it runs here"), "here");
+        let panicked = executor.call_with(&terms, || assert!(words.is_empty(), "{} words", words.len()));
+        assert!(
+            matches!(&panicked, Err(PushdownError::Panicked(report)) if report.message() == "1 words"),
+            "{panicked:?}"
+        );
+        let waits = scope.spawn(|| {
+            let terms = PushdownTerms { ticket: Some(&ticket), ..PushdownTerms::default() };
+            executor.call_with(&terms, || has_run.store(true, Ordering::SeqCst))
+        });
+        while !ticket.is_used() {
+            std::thread::yield_now();
+        }
+        assert!(executor.try_cancel(&ticket).expect("the executor is there"), "it waits for its turn");
+        let outcome = waits.join().expect("it does not panic");
+        assert!(matches!(outcome, Err(PushdownError::Cancelled)), "{outcome:?}");
+        is_released.store(true, Ordering::SeqCst);
+    });
+    assert!(!has_run.load(Ordering::SeqCst) && !executor.try_cancel(&ticket).expect("the executor is there"));
+}
+
+/// On a page of its own.
+#[repr(align(4096))]
+struct Apart(AtomicU64);
+
+#[allow(unsafe_code, reason = "the closure leaves nothing behind that has to be dropped")]
+fn closures_have_limits(executor: &Executor) {
+    let (written, other) = (Box::new(Apart(AtomicU64::new(0))), Box::new(Apart(AtomicU64::new(0))));
+    let terms = PushdownTerms { limit: Some(Duration::from_millis(30)), ..PushdownTerms::default() };
+    let before = executor.statistics().expect("it is open");
+    // SAFETY: the closure has nothing that would have to be dropped, and takes no lock.
+    let outcome = unsafe {
+        executor.try_call_with(&terms, || {
+            while other.0.load(Ordering::Relaxed) == 0 {
+                written.0.fetch_add(1, Ordering::Relaxed);
+            }
+        })
+    };
+    match outcome {
+        Err(error @ PushdownError::Killed { .. }) => {
+            assert_eq!(error.kind(), ErrorKind::Ambiguous);
+            let PushdownError::Killed { torn, instruction } = error else { unreachable!("it was just matched") };
+            let contains = |value: &AtomicU64| torn.iter().any(|range| range.contains(&value.as_ptr().addr()));
+            assert!(contains(&written.0) && !contains(&other.0) && instruction != 0, "{torn:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(written.0.load(Ordering::Relaxed) > 0);
+    assert_eq!(executor.call_with(&terms, || 4).expect("it returns in time"), 4);
+    let after = executor.statistics().expect("it is open");
+    assert_eq!((after.killed - before.killed, after.returned - before.returned, after.calls - before.calls), (1, 1, 2));
+    assert_eq!((after.open, after.running, after.lost), (0, 0, 0));
+    assert!(executor.call(|| executor.statistics().is_err()).expect("it returns"), "a closure cannot ask");
 }

@@ -1,5 +1,7 @@
 //! Errors of pushed closures.
 
+use std::ops::Range;
+
 use base::ErrorKind;
 
 use super::panics::PanicReport;
@@ -39,6 +41,18 @@ pub enum PushdownError {
     /// Too many calls wait. The closure has not run.
     #[error("too many calls wait for the executor, so the closure has not run: try again later, or call it here")]
     Busy,
+    /// The call was cancelled before its turn came. The closure has not run.
+    #[error("the call was cancelled before its turn came, so the closure has not run")]
+    Cancelled,
+    /// The closure ran for longer than its limit, and was ended in the middle. What it had written is there, wholly or in part; locks that it
+    /// held are held, memory that it had is leaked.
+    #[error("a pushed closure ran for longer than its limit, and was ended at {instruction:#x}, in the middle")]
+    Killed {
+        /// The address of the instruction.
+        instruction: usize,
+        /// Addresses of the memory that may be torn: what this closure, or one that ran beside it, could write while calls were running.
+        torn: Vec<Range<usize>>,
+    },
     /// This process, or this thread, cannot push closures down. The closure has not run.
     #[error(
         "the closure has not run: this is a forked child, or a pushed closure itself, or the library is of another version"
@@ -53,8 +67,8 @@ impl PushdownError {
             PushdownError::Unavailable { .. } | PushdownError::Refused => ErrorKind::Rejected,
             // The same closure would fail again.
             PushdownError::Panicked(_) | PushdownError::Signal { .. } => ErrorKind::Rejected,
-            PushdownError::Lost => ErrorKind::Ambiguous,
-            PushdownError::Busy => ErrorKind::Retry,
+            PushdownError::Lost | PushdownError::Killed { .. } => ErrorKind::Ambiguous,
+            PushdownError::Busy | PushdownError::Cancelled => ErrorKind::Retry,
         }
     }
 }

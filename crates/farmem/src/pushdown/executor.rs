@@ -5,25 +5,15 @@
 use std::any::Any;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::process::abort;
 
 use super::error::PushdownError;
-use super::library::{COHERENT, Failure, Library, check};
+use super::failure::Failure;
+use super::library::{Library, check};
+use super::library_terms::{self, DECLINED, LibraryTerms};
+use super::options::PushdownOptions;
 use super::panics;
-
-/// How to open the executor.
-#[derive(Clone, Debug, Default)]
-pub struct PushdownOptions {
-    /// The library. `None`: the value of `HEDDLE_PUSHDOWN_LIBRARY` in the environment; without it, `libheddle_pushdown.so` beside this
-    /// program.
-    pub library: Option<PathBuf>,
-    /// The executor's program. `None`: the value of `HEDDLE_EXECUTOR` in the environment; without it, `heddle-executor` beside the
-    /// library.
-    pub executor: Option<PathBuf>,
-    /// How many functions may run at the same time; others wait for their turn. 0 means 1.
-    pub contexts: u32,
-}
+use super::terms::{PushdownStatistics, PushdownTerms, PushdownTicket};
 
 /// The executor of this process. Copies are the same executor; it ends with the process.
 #[derive(Clone, Copy, Debug)]
@@ -44,15 +34,16 @@ impl Executor {
     /// If this thread is panicking.
     pub fn open(options: &PushdownOptions) -> Result<Executor, PushdownError> {
         let library = Library::load(options.library.as_deref())?;
-        library.open(options.executor.as_deref(), options.contexts)?;
+        library.open(options)?;
         panics::install_hook();
         Ok(Executor { library })
     }
 
     /// Runs a closure in the executor, waits until it has ended, and returns its result.
     ///
-    /// A signal that the closure causes, such as that of a stack overflow, and the loss of the executor end this process with a message:
-    /// the closure was left in the middle, as a crash of this process would have left it. [`Executor::try_call`] returns them.
+    /// A signal that the closure causes, such as that of a stack overflow, the closure's limit, and the loss of the executor end this
+    /// process with a message: the closure was left in the middle, as a crash of this process would have left it.
+    /// [`Executor::try_call`] returns them.
     ///
     /// # Errors
     /// [`PushdownError::Panicked`] if the closure panicked; [`PushdownError::Busy`], [`PushdownError::Refused`] if it has not run.
@@ -61,9 +52,21 @@ impl Executor {
         F: FnOnce() -> T + Send,
         T: Send,
     {
+        self.call_with(&PushdownTerms::default(), closure)
+    }
+
+    /// As [`Executor::call`], on terms.
+    ///
+    /// # Errors
+    /// Those of [`Executor::call`], [`PushdownError::Cancelled`].
+    pub fn call_with<F, T>(&self, terms: &PushdownTerms<'_>, closure: F) -> Result<T, PushdownError>
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
         // SAFETY: this process does not go on if the closure was left in the middle.
-        match unsafe { self.try_call(closure) } {
-            Err(error @ (PushdownError::Signal { .. } | PushdownError::Lost)) => {
+        match unsafe { self.try_call_with(terms, closure) } {
+            Err(error @ (PushdownError::Signal { .. } | PushdownError::Killed { .. } | PushdownError::Lost)) => {
                 eprintln!("heddle: {error}: this process ends");
                 abort()
             }
@@ -71,16 +74,16 @@ impl Executor {
         }
     }
 
-    /// As [`Executor::call`], but a signal of the closure and the loss of the executor are errors.
+    /// As [`Executor::call`], but a signal of the closure, its limit and the loss of the executor are errors.
     ///
     /// After a loss, memory that the executor had is lost: a thread that touches it ends the process. The stack around this
     /// call may belong to it, if the closure has written to variables there.
     ///
     /// # Errors
-    /// Those of [`Executor::call`], [`PushdownError::Signal`], [`PushdownError::Lost`].
+    /// Those of [`Executor::call`], [`PushdownError::Signal`], [`PushdownError::Killed`], [`PushdownError::Lost`].
     ///
     /// # Safety
-    /// With the last two errors, the closure was left in the middle, and the destructors of its frames and of the functions that
+    /// With the last three errors, the closure was left in the middle, and the destructors of its frames and of the functions that
     /// it called have not run. So none of them may have held a value whose destructor others rely on: a lock's guard, a borrowed
     /// `RefCell`, a pinned value. Nor may a function have been left that had broken an invariant of a value which lives on:
     /// values from outside that the closure changes must be plain data, every state of which is valid, or must not be used after such
@@ -90,16 +93,38 @@ impl Executor {
         F: FnOnce() -> T + Send,
         T: Send,
     {
+        // SAFETY: as the caller answers for.
+        unsafe { self.try_call_with(&PushdownTerms::default(), closure) }
+    }
+
+    /// As [`Executor::try_call`], on terms.
+    ///
+    /// # Errors
+    /// Those of [`Executor::try_call`], [`PushdownError::Cancelled`].
+    ///
+    /// # Safety
+    /// That of [`Executor::try_call`]. A closure that was killed may have been anywhere, within the allocator too: if it held a lock of the C
+    /// library then, a thread that needs it waits for ever.
+    pub unsafe fn try_call_with<F, T>(&self, terms: &PushdownTerms<'_>, closure: F) -> Result<T, PushdownError>
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
         let mut call = Call { closure: Some(closure), outcome: None };
         let mut failure = Failure::default();
         let argument = (&raw mut call).cast::<c_void>();
         let panics = panics::KeptPanics::start();
-        // SAFETY: the trampoline gets the argument that it expects, which lives until this returns. It returns without unwinding, or
-        // is left as the caller of this function allows.
-        let kind = unsafe { (self.library.pushdown)(Some(trampoline::<F, T>), argument, COHERENT, &raw mut failure) };
-        match check(kind, &failure) {
+        let terms = LibraryTerms::of(terms);
+        // SAFETY: the trampoline gets the argument that it expects, which lives until this returns, as the ticket does. It returns without
+        // unwinding, or is left as the caller of this function allows.
+        let kind = unsafe {
+            (self.library.pushdown_with)(Some(trampoline::<F, T>), argument, &raw const terms, &raw mut failure)
+        };
+        match check(kind, &failure, self.library.torn) {
             Ok(()) => {}
-            Err(error @ (PushdownError::Busy | PushdownError::Refused)) => return Err(error),
+            Err(error @ (PushdownError::Busy | PushdownError::Refused | PushdownError::Cancelled)) => {
+                return Err(error);
+            }
             Err(error) => {
                 // Its state is unknown, so it is not dropped.
                 std::mem::forget(call);
@@ -110,6 +135,28 @@ impl Executor {
         outcome.map_err(|payload| PushdownError::Panicked(panics.report(payload)))
     }
 
+    /// Cancels the call that was made with a ticket, from another thread. Returns whether its closure has not run and will not for this push:
+    /// then the call is [`PushdownError::Cancelled`], or does what its terms say. Otherwise the closure has begun or has
+    /// ended, and nothing changes.
+    ///
+    /// # Errors
+    /// [`PushdownError::Lost`]; [`PushdownError::Refused`] if no call was made with the ticket.
+    pub fn try_cancel(&self, ticket: &PushdownTicket) -> Result<bool, PushdownError> {
+        // SAFETY: the ticket is a number that the library reads.
+        match unsafe { (self.library.try_cancel)(ticket.address()) } {
+            DECLINED => Ok(false),
+            kind => check(kind, &Failure::default(), self.library.torn).map(|()| true),
+        }
+    }
+
+    /// What was counted of calls so far.
+    ///
+    /// # Errors
+    /// [`PushdownError::Refused`] in a pushed closure, and in a forked child.
+    pub fn statistics(&self) -> Result<PushdownStatistics, PushdownError> {
+        library_terms::statistics(self.library.statistics).ok_or(PushdownError::Refused)
+    }
+
     /// Sends home what this process has written to the pages of a slice, so that a closure finds them there and need not ask for each one.
     /// This is about speed only: both sides see the same bytes with it and without it.
     ///
@@ -118,7 +165,7 @@ impl Executor {
     pub fn syncmem<T>(&self, slice: &[T]) -> Result<(), PushdownError> {
         // SAFETY: the range is one of this process, and its bytes stay what they are.
         let kind = unsafe { (self.library.syncmem)(slice.as_ptr().cast(), size_of_val(slice)) };
-        check(kind, &Failure::default())
+        check(kind, &Failure::default(), self.library.torn)
     }
 }
 

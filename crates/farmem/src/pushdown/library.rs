@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::ptr;
 
 use super::error::PushdownError;
-
-/// The flags of a call: each read sees the newest write of either side.
-pub(super) const COHERENT: c_uint = 0;
+use super::failure::Failure;
+use super::library_terms::{PushdownWith, Statistics, Torn, TryCancel, torn_ranges};
+use super::options::PushdownOptions;
+use super::terms::milliseconds;
 
 const NAME: &str = "libheddle_pushdown.so";
 
@@ -19,28 +20,14 @@ struct LibraryOptions {
     size: usize,
     executor: *const c_char,
     contexts: c_uint,
+    limit_ms: c_uint,
+    silence_ms: c_uint,
 }
 
-/// How a call failed.
-#[repr(C)]
-pub(super) struct Failure {
-    kind: c_int,
-    signal: c_int,
-    code: c_int,
-    address: *const c_void,
-    instruction: *const c_void,
-}
-
-const _: () = assert!(size_of::<LibraryOptions>() == 24 && size_of::<Failure>() == 32);
-
-impl Default for Failure {
-    fn default() -> Self {
-        Failure { kind: 0, signal: 0, code: 0, address: ptr::null(), instruction: ptr::null() }
-    }
-}
+const _: () = assert!(size_of::<LibraryOptions>() == 32);
 
 /// The result of a call that ended with this kind.
-pub(super) fn check(kind: c_int, failure: &Failure) -> Result<(), PushdownError> {
+pub(super) fn check(kind: c_int, failure: &Failure, torn: Torn) -> Result<(), PushdownError> {
     match kind {
         0 => Ok(()),
         1 => Err(PushdownError::Signal {
@@ -51,6 +38,8 @@ pub(super) fn check(kind: c_int, failure: &Failure) -> Result<(), PushdownError>
         }),
         3 => Err(PushdownError::Busy),
         4 => Err(PushdownError::Refused),
+        5 => Err(PushdownError::Cancelled),
+        6 => Err(PushdownError::Killed { instruction: failure.instruction.addr(), torn: torn_ranges(torn) }),
         // 2, or a kind of a later library: it is unknown what the function did.
         _ => Err(PushdownError::Lost),
     }
@@ -58,7 +47,6 @@ pub(super) fn check(kind: c_int, failure: &Failure) -> Result<(), PushdownError>
 
 type Open = unsafe extern "C" fn(*const LibraryOptions) -> c_int;
 type Reason = unsafe extern "C" fn() -> *const c_char;
-type Pushdown = unsafe extern "C" fn(Option<extern "C" fn(*mut c_void)>, *mut c_void, c_uint, *mut Failure) -> c_int;
 type Syncmem = unsafe extern "C" fn(*const c_void, usize) -> c_int;
 
 /// The functions of the library, which stays loaded.
@@ -66,8 +54,11 @@ type Syncmem = unsafe extern "C" fn(*const c_void, usize) -> c_int;
 pub(super) struct Library {
     open: Open,
     reason: Reason,
-    pub(super) pushdown: Pushdown,
+    pub(super) pushdown_with: PushdownWith,
     pub(super) syncmem: Syncmem,
+    pub(super) try_cancel: TryCancel,
+    pub(super) torn: Torn,
+    pub(super) statistics: Statistics,
 }
 
 impl Library {
@@ -88,25 +79,32 @@ impl Library {
             if found.is_null() { Err(loader_error(&path)) } else { Ok(found) }
         };
         let (open, reason) = (find(c"heddle_pushdown_open")?, find(c"heddle_pushdown_reason")?);
-        let (pushdown, syncmem) = (find(c"heddle_pushdown")?, find(c"heddle_syncmem")?);
+        let (pushdown_with, syncmem) = (find(c"heddle_pushdown_with")?, find(c"heddle_syncmem")?);
+        let (try_cancel, torn) = (find(c"heddle_try_cancel")?, find(c"heddle_pushdown_torn")?);
+        let statistics = find(c"heddle_pushdown_statistics")?;
         // SAFETY: `heddle_pushdown.h` declares these functions with these types, and the library is never unloaded.
         unsafe {
             Ok(Library {
                 open: std::mem::transmute::<*mut c_void, Open>(open),
                 reason: std::mem::transmute::<*mut c_void, Reason>(reason),
-                pushdown: std::mem::transmute::<*mut c_void, Pushdown>(pushdown),
+                pushdown_with: std::mem::transmute::<*mut c_void, PushdownWith>(pushdown_with),
                 syncmem: std::mem::transmute::<*mut c_void, Syncmem>(syncmem),
+                try_cancel: std::mem::transmute::<*mut c_void, TryCancel>(try_cancel),
+                torn: std::mem::transmute::<*mut c_void, Torn>(torn),
+                statistics: std::mem::transmute::<*mut c_void, Statistics>(statistics),
             })
         }
     }
 
     /// Starts the executor.
-    pub(super) fn open(&self, executor: Option<&Path>, contexts: u32) -> Result<(), PushdownError> {
-        let executor = executor.map(to_c_string).transpose()?;
+    pub(super) fn open(&self, options: &PushdownOptions) -> Result<(), PushdownError> {
+        let executor = options.executor.as_deref().map(to_c_string).transpose()?;
         let options = LibraryOptions {
             size: size_of::<LibraryOptions>(),
             executor: executor.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
-            contexts,
+            contexts: options.contexts,
+            limit_ms: milliseconds(options.limit),
+            silence_ms: milliseconds(options.silence),
         };
         // SAFETY: the options, and the path in them, live until the function returns.
         let kind = unsafe { (self.open)(&raw const options) };

@@ -22,14 +22,23 @@
 //! 3. Other threads of the process go on. Both sides see one memory, and locks and atomics work between them.
 //! 4. A panic of the closure is caught in the executor. Its payload lies on the heap, which both sides share.
 //!
+//! A closure waits for its turn and runs for as long as it likes, unless [`PushdownTerms`] say otherwise: [`Executor::call_with`] has a
+//! time-out, a limit, and what follows if the closure has not run; [`Executor::try_cancel`] cancels the call of another thread.
+//!
 //! `heddle_pushdown.h`, beside the library's sources, says what a function may do. Above all, it cannot start threads or
 //! processes, and shared mappings are out of its reach.
 
 mod error;
 mod executor;
+mod failure;
 mod library;
+mod library_terms;
+mod options;
 mod panics;
+mod terms;
 
 pub use error::PushdownError;
-pub use executor::{Executor, PushdownOptions};
+pub use executor::Executor;
+pub use options::PushdownOptions;
 pub use panics::PanicReport;
+pub use terms::{PushdownStatistics, PushdownTerms, PushdownTicket};

@@ -5,25 +5,47 @@ use std::ffi::OsStr;
 use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use base::ErrorKind;
-use farmem::pushdown::{Executor, PushdownError, PushdownOptions};
+use farmem::pushdown::{Executor, PushdownError, PushdownOptions, PushdownStatistics, PushdownTerms, PushdownTicket};
 
-/// After `heddle_syncmem` of less than 5 bytes, it and the next call of the thread end with that kind of failure.
+/// After `heddle_syncmem` of less than 7 bytes, it and the next call of the thread end with that kind of failure.
 const LIBRARY: &str = r#"
     #include <stddef.h>
     struct failure { int kind, signal, code; const void *address, *instruction; };
     static __thread int next;
     int heddle_pushdown_open(const void *options) { return 0; }
     const char *heddle_pushdown_reason(void) { return ""; }
-    int heddle_pushdown(void (*function)(void *), void *argument, unsigned flags, struct failure *failure) {
+    struct terms { size_t size; unsigned flags, timeout_ms, limit_ms; unsigned long long *ticket; };
+    static __thread struct terms last;
+    int heddle_pushdown_with(void (*function)(void *), void *argument, const struct terms *terms, struct failure *failure) {
         int kind = next;
+        last = *terms;
+        if (terms->ticket != NULL) *terms->ticket = 9;
         next = 0;
         *failure = (struct failure){kind, 11, 2, (void *)64, (void *)128};
         if (kind == 0) function(argument);
         return kind;
     }
-    int heddle_syncmem(const void *start, size_t bytes) { return next = bytes < 5 ? (int)bytes : 0; }
+    int heddle_syncmem(const void *start, size_t bytes) { return next = bytes < 7 ? (int)bytes : 0; }
+    int heddle_try_cancel(const unsigned long long *ticket) { return *ticket == 0 ? 4 : *ticket == 9 ? 7 : 0; }
+    struct range { void *start; size_t bytes; };
+    size_t heddle_pushdown_torn(struct range *ranges, size_t count) {
+        if (count > 0) ranges[0] = (struct range){(void *)4096, 8192};
+        return 1;
+    }
+    struct statistics { size_t size; unsigned long long counts[9]; unsigned open, running; };
+    int heddle_pushdown_statistics(struct statistics *statistics) {
+        if (statistics->size != sizeof *statistics) return 4;
+        for (int i = 0; i < 9; i++) statistics->counts[i] = 10 + i;
+        statistics->counts[0] = last.flags;
+        statistics->counts[1] = last.timeout_ms;
+        statistics->counts[2] = last.limit_ms;
+        statistics->open = 1;
+        statistics->running = 2;
+        return 0;
+    }
 "#;
 
 /// Panics that the hook saw which was there before the executor was opened.
@@ -100,22 +122,48 @@ fn failures_say_what_the_caller_should_do() {
     let executor = executor();
     let mut is_run = false;
     let mut fail = |kind: usize| {
-        assert!(executor.syncmem(&[0_u8; 5][..kind]).is_err());
+        assert!(executor.syncmem(&[0_u8; 7][..kind]).is_err());
         // SAFETY: the closure does not run.
         unsafe { executor.try_call(|| is_run = true) }.expect_err("the library fails")
     };
-    let (signal, lost, busy, refused) = (fail(1), fail(2), fail(3), fail(4));
+    let (signal, lost, busy, refused, cancelled, killed) = (fail(1), fail(2), fail(3), fail(4), fail(5), fail(6));
     assert!(!is_run);
     let PushdownError::Signal { signal: 11, code: 2, address: 64, instruction: 128 } = signal else {
         panic!("{signal:?}")
     };
-    let kinds = [&signal, &lost, &busy, &refused].map(PushdownError::kind);
-    assert_eq!(kinds, [ErrorKind::Rejected, ErrorKind::Ambiguous, ErrorKind::Retry, ErrorKind::Rejected]);
-    for (kind, refused) in [(3, busy), (4, refused)] {
-        assert!(executor.syncmem(&[0_u8; 5][..kind]).is_err());
+    let PushdownError::Killed { instruction: 128, torn } = &killed else { panic!("{killed:?}") };
+    assert!(torn.len() == 1 && torn[0] == (4096..12288), "{torn:?}");
+    let kinds = [&signal, &lost, &busy, &refused, &cancelled, &killed].map(PushdownError::kind);
+    let (rejected, ambiguous, retry) = (ErrorKind::Rejected, ErrorKind::Ambiguous, ErrorKind::Retry);
+    assert_eq!(kinds, [rejected, ambiguous, retry, rejected, retry, ambiguous]);
+    for (kind, refused) in [(3, busy), (4, refused), (5, cancelled)] {
+        assert!(executor.syncmem(&[0_u8; 7][..kind]).is_err());
         let again = executor.call(|| ()).expect_err("the library fails");
         assert_eq!(again.to_string(), refused.to_string());
     }
+}
+
+#[test]
+fn terms_arrive_as_the_library_has_them() {
+    let (executor, ticket) = (executor(), PushdownTicket::new());
+    assert!(!ticket.is_used() && executor.try_cancel(&ticket).is_err());
+    let terms = PushdownTerms {
+        timeout: Some(Duration::from_micros(5)),
+        limit: Some(Duration::from_secs(1 << 40)),
+        again: true,
+        or_here: false,
+        ticket: Some(&ticket),
+    };
+    executor.call_with(&terms, || ()).expect("it returns");
+    assert!(ticket.is_used() && !executor.try_cancel(&ticket).expect("its call has ended"));
+    let statistics = executor.statistics().expect("it is open");
+    let PushdownStatistics { calls, returned, signalled, killed, declined, queued, open, running, .. } = statistics;
+    // The library gives back the terms of this thread's last call in the place of the first three.
+    assert_eq!((calls, returned, signalled), (1 << 9, 1, u64::from(u32::MAX)));
+    assert_eq!((killed, declined, queued, open, running), (13, 17, Duration::from_nanos(18), 1, 2));
+    executor.call_with(&PushdownTerms { or_here: true, ..PushdownTerms::default() }, || ()).expect("it returns");
+    let statistics = executor.statistics().expect("it is open");
+    assert_eq!((statistics.calls, statistics.returned, statistics.signalled), (1 << 8, 0, 0));
 }
 
 #[test]

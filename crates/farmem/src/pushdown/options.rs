@@ -1,0 +1,21 @@
+//! How the executor is opened.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How to open the executor.
+#[derive(Clone, Debug, Default)]
+pub struct PushdownOptions {
+    /// The library. `None`: the value of `HEDDLE_PUSHDOWN_LIBRARY` in the environment; without it, `libheddle_pushdown.so` beside this
+    /// program.
+    pub library: Option<PathBuf>,
+    /// The executor's program. `None`: the value of `HEDDLE_EXECUTOR` in the environment; without it, `heddle-executor` beside the
+    /// library.
+    pub executor: Option<PathBuf>,
+    /// How many functions may run at the same time; others wait for their turn. 0 means 1.
+    pub contexts: u32,
+    /// How long a closure may run whose terms do not say; `None`: for ever. A longer one is ended in the middle, as by a signal.
+    pub limit: Option<Duration>,
+    /// For how long the executor may be silent before it is given up, and lost; `None`: 10 s.
+    pub silence: Option<Duration>,
+}
