@@ -32,7 +32,7 @@
 //!    waits for its turn is removed from the queue. One whose function runs is not, and its thread waits on.
 //! 9. **Limits.** The executor's service thread ends a function that has run for longer than its limit, by a signal to its thread, and the reply
 //!    says *killed* and lists the pages that may be torn. A function that computes ends between two instructions. One that waits for a mapping or
-//!    a page ends at once, and whoever was asked answers in vain. One that waits for a system call ends at once too, except in `mprotect`, which
+//!    a page ends at once, and the caller answers in vain. One that waits for a system call ends at once too, except in `mprotect`, which
 //!    the executor has to follow; the caller's thread notices when the system call has returned, and tells nobody what. The signal never ends a thread
 //!    within the executor's own program, so no lock of it is left held. Locks of the program are.
 //! 10. **Liveness.** While calls are open or pages are awaited, the caller sends [`ToExecutor::Ping`] twice a second, which the executor's

@@ -51,7 +51,7 @@ impl Tickets {
     pub(crate) fn close_call(&mut self, ticket: Option<u64>, call: CallId, outcome: Outcome, torn: Vec<Range<u64>>) {
         if let Some(ticket) = ticket.and_then(|ticket| self.open.get_mut(&ticket)) {
             ticket.call = None;
-            // Whoever asks between the end of the call and that of its ticket must not take it for one that was never made.
+            // A thread that asks between the end of the call and that of its ticket must not take it for one that was never made.
             ticket.is_over = !outcome.has_not_run();
             if outcome == Outcome::Cancelled {
                 ticket.removed = Some(call);

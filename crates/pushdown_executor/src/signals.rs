@@ -134,7 +134,7 @@ fn is_private(address: u64) -> bool {
 fn fault(context: &Context, address: u64, access: Access, needed: u32, lacks_mapping: bool) -> FaultOutcome {
     let mut asked = false;
     wait_until(|executor| match lacks_mapping {
-        // Whoever was asked still answers, which concerns nobody then.
+        // The caller was asked and still answers, which concerns nobody then.
         _ if is_over(context) => Some(FaultOutcome::Over),
         true => executor.mapping_fault(address, needed, &mut asked),
         false => executor.page_fault(context.call, address, access, &mut asked),
