@@ -77,6 +77,12 @@ pub fn pause(microseconds: i64) {
     let _ = unsafe { system_call(libc::SYS_nanosleep, [&raw const time as usize, 0]) };
 }
 
+/// Lets another thread have the processor.
+pub fn yield_processor() {
+    // SAFETY: the call has no memory argument.
+    let _ = unsafe { system_call(libc::SYS_sched_yield, []) };
+}
+
 /// Sleeps until the word is woken, unless it is not `expected`. Returns early now and then.
 pub fn wait_for_word(word: &AtomicU32, expected: u32) {
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;

@@ -12,18 +12,17 @@ use page_coherence::{
     Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceMode, CoherenceSettings, Output, PAGE_NUMBERS,
     PageNumber, Payload, Right, RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
-use pushdown::{CONSTANT_PAGES_MAX, Ended, History, Link, MappingKind, Registers, RingError, ToCaller, ToExecutor};
+use pushdown::{Ended, History, Link, Registers, RingError, ToCaller, ToExecutor};
 
 use crate::counts::Counts;
 use crate::far::FarMemory;
 use crate::forks::Forks;
-use crate::mappings::{Found, Mappings};
+use crate::mappings::Mappings;
 use crate::message::print;
 use crate::outcome::{Outcome, Task};
-use crate::pages::Pages;
+use crate::pages::{PageContents, Pages};
 use crate::terms::{Cancelling, Terms};
 use crate::tickets::Tickets;
-use crate::variables;
 use crate::watch::Watch;
 
 const UNKNOWN_CALL: Broken = Broken::Protocol("a message about a call that is not open");
@@ -48,6 +47,9 @@ pub(crate) struct Call {
 const STACK_BYTES_MAX: u64 = 64 << 20;
 /// Pages that are asked for at a time: their contents have room in the ring.
 pub(crate) const FETCHES_MAX: usize = 128;
+
+/// A page that was taken from the program, and its contents.
+pub(crate) type TakenPage = (PageNumber, Box<PageContents>);
 
 /// Why the executor is given up.
 pub(crate) enum Broken {
@@ -90,8 +92,14 @@ pub(crate) struct Caller {
     pub(crate) history: History,
     /// The executor is gone.
     pub(crate) is_lost: bool,
+    /// How many events were handled.
+    pub(crate) events_handled: u64,
     /// Memory was moved, and what the executor has of it is on its way.
     pub(crate) is_remapping: bool,
+    /// Pages that threads are dropping, one range a thread.
+    pub(crate) dropping: Vec<Range<u64>>,
+    /// Messages that cannot be handled yet.
+    pub(crate) put_off: Vec<ToCaller>,
     /// Events are being handled: what is read meanwhile is left to that.
     is_draining: bool,
     /// What threads that fork need.
@@ -117,7 +125,10 @@ impl Caller {
             returned_last: 0,
             history: History::default(),
             is_lost: false,
+            events_handled: 0,
             is_remapping: false,
+            dropping: Vec::new(),
+            put_off: Vec::new(),
             is_draining: false,
             forks: Forks::default(),
             far: FarMemory::default(),
@@ -153,6 +164,10 @@ impl Caller {
         }
         let mut has_progress = false;
         loop {
+            // Before the message is taken: what follows a move handles those behind it.
+            if self.link.has_message() {
+                self.settle();
+            }
             let handled = match self.link.receive() {
                 Ok(None) => break,
                 Ok(Some(frame)) => ToCaller::decode(frame)
@@ -167,6 +182,10 @@ impl Caller {
             }
             has_progress = true;
         }
+        match self.handle_put_off() {
+            Ok(had_any) => has_progress |= had_any,
+            Err(why) => self.give_up(&why),
+        }
         if has_progress {
             self.link.tell_waiting(is_attending);
             // A page whose tie was lost is asked for again by the library's thread.
@@ -176,15 +195,14 @@ impl Caller {
         }
     }
 
-    fn handle(&mut self, message: ToCaller) -> Result<(), Broken> {
+    pub(crate) fn handle(&mut self, message: ToCaller) -> Result<(), Broken> {
+        if self.must_wait(&message) {
+            return self.put_off(message);
+        }
         match message {
             ToCaller::Coherence(bytes) => {
                 let (message, body) = CoherenceToCaller::decode(bytes)
                     .map_err(|_| Broken::Protocol("a malformed message about a page"))?;
-                // The end of a call is about no page.
-                if !matches!(message, CoherenceToCaller::Reply { .. }) {
-                    self.settle();
-                }
                 match &message {
                     CoherenceToCaller::Request { page, access } if self.keeps(*page) => {
                         self.forks.defer(*page, *access);
@@ -222,54 +240,31 @@ impl Caller {
         }
     }
 
-    pub(crate) fn receive(&mut self, message: CoherenceToCaller, body: &[u8]) -> Result<(), Broken> {
+    pub(crate) fn receive(&mut self, mut message: CoherenceToCaller, body: &[u8]) -> Result<(), Broken> {
+        let taken = self.take_for(&mut message)?;
         let mut out = Vec::new();
         // The clock says when to ask again for a page that the executor asks for.
         let now = if matches!(message, CoherenceToCaller::Request { .. }) { now() } else { Duration::ZERO };
         self.side.receive(message, now, &mut out).map_err(|_| Broken::Protocol("a message out of turn"))?;
-        self.carry_out(out, body)
-    }
-
-    /// Handles what the program has done with memory so far. Memory that was unmapped, and mapped again since, may have old pages at
-    /// the executor, and a page that it asks for may have moved.
-    fn settle(&mut self) {
-        while !self.is_remapping && !self.is_lost && self.pages.is_changing() {
-            self.handle_events();
-        }
+        self.carry_out_with(taken, out, body)
     }
 
     pub(crate) fn tell(&self, message: &ToExecutor) -> Result<(), Broken> {
         Ok(self.link.send_to_executor(message, &[])?)
     }
 
-    /// The answer to a question for a mapping. The faults of memory that the executor may have are reported from now on.
-    fn mapping(&mut self, wanted: u64) -> ToExecutor {
-        let Some(Found { start, end, protection, mut kind, is_file }) = self.mappings.find(wanted) else {
-            return ToExecutor::Mapping { wanted, start: 0, end: 0, protection: 0, kind: MappingKind::Refused };
-        };
-        if kind == MappingKind::Ordinary {
-            let is_anonymous = !is_file || variables::make_anonymous_if_alone(start, end, protection);
-            if !is_anonymous || self.pages.register(start, end).is_err() {
-                kind = MappingKind::Refused;
-            }
-        }
-        if kind == MappingKind::Constant {
-            self.constant.insert(pages_of(start, end), ());
-        }
-        ToExecutor::Mapping { wanted, start, end, protection, kind }
-    }
-
-    fn send_constant(&mut self, address: u64) -> Result<(), Broken> {
-        let found = self.mappings.find(address).filter(|found| found.kind == MappingKind::Constant);
-        let end = found.map_or(address, |found| found.end.min(address + CONSTANT_PAGES_MAX * PAGE_BYTES as u64));
-        let mut bytes = vec![0_u8; (end - address) as usize];
-        let copied = variables::copy_of_this_process(address, &mut bytes);
-        bytes.truncate(copied / PAGE_BYTES * PAGE_BYTES);
-        self.tell(&ToExecutor::Pages(address, bytes.into()))
-    }
-
     /// Does what the state machine says, in order. `body` is that of the message that is being handled.
     pub(crate) fn carry_out(&mut self, out: Vec<CallerOutput>, body: &[u8]) -> Result<(), Broken> {
+        self.carry_out_with(None, out, body)
+    }
+
+    /// `taken` is the page that was last taken from the program, which the next message carries.
+    fn carry_out_with(
+        &mut self,
+        mut taken: Option<TakenPage>,
+        out: Vec<CallerOutput>,
+        body: &[u8],
+    ) -> Result<(), Broken> {
         let mut outputs = VecDeque::from(out);
         // A page is out of the program's sight before the executor learns that it may write it.
         for at in 1..outputs.len() {
@@ -280,8 +275,6 @@ impl Caller {
                 outputs.swap(at - 1, at);
             }
         }
-        // The page that was last taken from the program, which the next message carries.
-        let mut taken = None;
         while let Some(output) = outputs.pop_front() {
             match output {
                 Output::Map { page, writable } => {
@@ -290,7 +283,9 @@ impl Caller {
                     self.far.mapped(page);
                 }
                 Output::Protect(page) if gives_up(outputs.front(), page) => {
-                    taken = Some((page, self.pages.take(page)?));
+                    if taken.as_ref().is_none_or(|(already, _)| *already != page) {
+                        taken = Some((page, self.pages.take(page)?));
+                    }
                 }
                 Output::Protect(page) => self.pages.protect(page)?,
                 Output::Unmap(page) => {
@@ -533,6 +528,7 @@ impl Caller {
         let waiting: Vec<PageNumber> = self.side.awaited().collect();
         let _ = self.side.lost(&RunMap::default());
         self.watch.kill();
+        self.put_off.clear();
         for call in self.calls.values_mut() {
             call.outcome = Some(Outcome::Lost);
         }

@@ -25,6 +25,7 @@ impl Caller {
     }
 
     pub(crate) fn handle_event(&mut self, event: Event) -> Result<(), Broken> {
+        self.events_handled += 1;
         match event {
             Event::Fault { address, is_write, is_protected } => {
                 // `MADV_FREE` is reported as if the page were dropped.
@@ -33,7 +34,10 @@ impl Caller {
                 }
                 self.fault(address, is_write)
             }
-            Event::Dropped(start, end) => self.discard(start, end),
+            Event::Dropped(start, end) => {
+                self.pages.may_be_dropped(pages_of(start, end));
+                self.discard(start, end)
+            }
             Event::Unmapped(start, end) => self.unmapped(start, end),
             Event::Remapped(from, to, bytes) => self.remapped(from, to, bytes),
             Event::Other => Ok(()),
@@ -47,6 +51,10 @@ impl Caller {
             end_program(&format!(
                 "the executor of pushed-down functions is gone, and with it the page at {address:#x}"
             ));
+        }
+        // The program may read it, and it is not there: it was dropped after the kernel had said so, and after the executor got it.
+        if !is_write && self.side.right(page) == Right::Read && self.pages.fill_absent(page)? {
+            self.discard(address, address + 1)?;
         }
         let mut out = Vec::new();
         if self.side.right(page) == Right::None && !self.side.is_waiting(page) {
@@ -93,6 +101,15 @@ impl Caller {
         away.runs().map(|(run, ())| run).collect()
     }
 
+    /// Memory is about to be registered. All of it is the program's: what the executor has there, because it asked for a page when
+    /// the memory was unmapped already, is of memory that was there before.
+    pub(crate) fn own_unregistered(&mut self, start: u64, end: u64) -> Result<(), Broken> {
+        for run in self.pages.unregistered_in(pages_of(start, end)) {
+            self.discard(run.start * PAGE_BYTES as u64, run.end * PAGE_BYTES as u64)?;
+        }
+        Ok(())
+    }
+
     /// The parts of a range that the program does not own.
     pub(crate) fn not_owned(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let mut away = RunMap::default();
@@ -122,7 +139,8 @@ impl Caller {
         let pages = pages_of(from, from + bytes);
         self.pages.redirect(pages.clone(), to / PAGE_BYTES as u64);
         self.is_remapping = true;
-        let followed = self.follow(&pages);
+        // What the executor has at the new place is of memory that was there before.
+        let followed = self.follow(&pages).and_then(|()| self.discard(to, to + bytes));
         self.is_remapping = false;
         self.pages.redirect(0..0, 0);
         followed?;

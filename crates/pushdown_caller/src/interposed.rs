@@ -4,10 +4,11 @@
 
 use std::mem;
 
-use bare::system_call::{set_errno, system_call};
+use bare::system_call::{Outcome, set_errno, system_call};
 use pushdown::EXIT_CALL;
 
 use crate::call::is_in_call;
+use crate::changes;
 use crate::stacks::on_private_stack;
 use crate::system_calls::replaced;
 use crate::variables;
@@ -19,21 +20,39 @@ use crate::wait::{CALLER, is_open};
 /// That of the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(address: *mut libc::c_void, bytes: usize, protection: i32) -> i32 {
+    let start = address as u64;
     // SAFETY: as the caller answers for.
-    match unsafe { system_call(libc::SYS_mprotect, [address as usize, bytes, protection as usize]) } {
+    let outcome = unsafe {
         // The executor sees the system calls of functions.
-        Ok(_) if is_in_call() => 0,
-        Ok(_) => {
-            if is_open() {
-                let (start, end) = (address as u64, (address as u64).saturating_add(bytes as u64));
-                on_private_stack(move |_, _| {
-                    if let Some(caller) = CALLER.acquire().as_mut() {
-                        caller.protected(start, end, protection as u32);
-                    }
-                });
-            }
-            0
+        match is_in_call() || !is_open() {
+            true => system_call(libc::SYS_mprotect, [address as usize, bytes, protection as usize]),
+            false => on_private_stack(move |_, _| changes::protect(start, bytes as u64, protection as u32, true)),
         }
+    };
+    status(outcome)
+}
+
+/// `madvise(2)`. The kernel reports when pages are about to be dropped, and not when they are.
+///
+/// # Safety
+/// That of the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut libc::c_void, bytes: usize, advice: i32) -> i32 {
+    let start = address as u64;
+    // SAFETY: as the caller answers for.
+    let outcome = unsafe {
+        match is_in_call() || !is_open() {
+            true => system_call(libc::SYS_madvise, [address as usize, bytes, advice as usize]),
+            false => on_private_stack(move |_, _| changes::advise(start, bytes as u64, advice)),
+        }
+    };
+    status(outcome)
+}
+
+/// What the C library's functions return.
+fn status(outcome: Outcome) -> i32 {
+    match outcome {
+        Ok(_) => 0,
         Err(error) => {
             set_errno(error);
             -1
@@ -104,10 +123,7 @@ pub unsafe extern "C" fn munmap(address: *mut libc::c_void, bytes: usize) -> i32
             }
             0
         }
-        Err(error) => {
-            set_errno(error);
-            -1
-        }
+        Err(error) => status(Err(error)),
     }
 }
 

@@ -6,13 +6,14 @@
 //! - `open` makes the program's memory such that the kernel can report its faults, starts the executor and the handler.
 //! - `call` is a thread's way through a call: it leaves its stack, waits, and makes the function's system calls
 //!   (`system_calls`).
-//! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`; `events`
+//! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`, and `answers` tells of them; `events`
 //!   is what the kernel and the program do with memory.
 //! - `far` is memory whose home is the executor.
 //! - `terms` are those of calls; `cancel` takes calls back, by `tickets`; `liveness` notices an executor that does not answer, with what
 //!   `watch` knows; `statistics` are `counts` and more.
 //! - `handler` is a thread of the library, which serves the faults of the program and the executor's requests.
-//! - `interposed` are the functions of the C library of which the executor must learn, `forks` what a fork needs.
+//! - `interposed` are the functions of the C library of which the executor must learn, `changes` what they do with requests and messages,
+//!   `forks` what a fork needs.
 //!
 //! # Rules
 //!
@@ -26,9 +27,11 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
 
+mod answers;
 mod call;
 mod caller;
 mod cancel;
+mod changes;
 mod counts;
 mod events;
 mod exported;
@@ -43,6 +46,7 @@ mod mappings;
 mod message;
 mod open;
 mod outcome;
+mod outgoing;
 mod pages;
 mod places;
 mod rseq;

@@ -97,6 +97,11 @@ impl Mappings {
         known && name.starts_with(SYSTEM_FILES)
     }
 
+    /// Whether the program may write at an address.
+    pub(crate) fn is_writable(&self, address: u64) -> bool {
+        self.query(address).is_ok_and(|found| found.vma_flags & WRITABLE != 0)
+    }
+
     /// What lies at an address; `None` if nothing does, or if it is the library's.
     pub(crate) fn find(&self, address: u64) -> Option<Found> {
         let query = self.query(address).ok()?;

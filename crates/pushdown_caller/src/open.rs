@@ -96,6 +96,8 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     let lines = maps()?;
     let maps_file = File::open("/proc/self/maps").map_err(|error| format!("/proc/self/maps: {error}"))?;
     let mappings = Mappings::new(keep(maps_file.into())?, own_segments().variables);
+    let memory_file = File::open("/proc/self/mem").map_err(|error| format!("/proc/self/mem: {error}"))?;
+    let memory = keep(memory_file.into())?;
     mappings.check().map_err(|error| {
         format!("the kernel does not tell one mapping, as Linux does from 6.11 on (error {})", error.0)
     })?;
@@ -108,7 +110,7 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     let alarm = Alarm(keep(unsafe { OwnedFd::from_raw_fd(alarm.0) })?);
     let (area, socket, child) = start_executor(settings, vdso.unwrap_or(0) * PAGE_BYTES as u64)?;
     move_variables(&lines)?;
-    let pages = Pages::new(faults, outgoing).map_err(|error| format!("pages: error {}", error.0))?;
+    let pages = Pages::new(faults, outgoing, memory).map_err(|error| format!("pages: error {}", error.0))?;
     let link = Link::new(area, Side::Caller, socket).with_patience(silence);
     set_open(Caller::new(link, pages, mappings, Watch::new(silence, child, alarm)));
     forks::prepare(own_segments().code);

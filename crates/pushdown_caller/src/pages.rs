@@ -7,70 +7,17 @@ use std::ops::Range;
 
 use bare::PAGE_BYTES;
 use bare::memory::bare_memory_copy;
-use bare::system_call::{Errno, advise, map_anonymous_at, system_call};
-use bare::userfault::{Event, UserFaults, persist};
+use bare::system_call::{Errno, advise, system_call, yield_processor};
+use bare::userfault::{Event, UserFaults};
 use page_coherence::{PageNumber, RunMap};
 
-use crate::places::OUTGOING;
-use crate::variables::copy_of_this_process;
+use crate::outgoing::OutgoingAreas;
 
 /// The bytes of a page.
 pub(crate) type PageContents = [u8; PAGE_BYTES];
 
-/// Pages that may be on their way out before their memory is given back.
-const OUTGOING_PAGES: u64 = 64;
 /// Pages of fresh memory that one fault fills.
 const ZEROS_AHEAD: u64 = 32;
-
-/// The protection of the areas for pages on their way out, and whether they are locked: that of any memory that programs write.
-const AREAS: [(i32, bool); 4] = [
-    (libc::PROT_READ | libc::PROT_WRITE, false),
-    (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC, false),
-    (libc::PROT_READ | libc::PROT_WRITE, true),
-    (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC, true),
-];
-/// `MLOCK_ONFAULT`.
-const LOCK_ON_FAULT: usize = 1;
-/// `MADV_DONTNEED_LOCKED`.
-const DROP_LOCKED: i32 = 24;
-
-/// Memory for pages on their way out.
-#[derive(Clone, Copy)]
-struct OutgoingArea {
-    start: u64,
-    /// How many pages have come since its memory was given back.
-    taken: u64,
-}
-
-impl OutgoingArea {
-    /// # Errors
-    /// Of the operating system.
-    fn map(&self, faults: UserFaults, protection: i32, is_locked: bool) -> Result<(), Errno> {
-        let (start, bytes) = (self.start as usize, OUTGOING_PAGES as usize * PAGE_BYTES);
-        map_anonymous_at(start, bytes)?;
-        // SAFETY: the range was just mapped, and nobody else knows of it.
-        unsafe {
-            let _ = advise(start, bytes, libc::MADV_NOHUGEPAGE);
-            system_call(libc::SYS_mprotect, [start, bytes, protection as usize])?;
-            faults.register(self.start, bytes as u64)?;
-            if is_locked {
-                // Without filling it. A process that may not lock memory has no locked pages to move.
-                let _ = system_call(libc::SYS_mlock2, [start, bytes, LOCK_ON_FAULT]);
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the next page goes.
-    fn next(&mut self) -> Result<u64, Errno> {
-        if self.taken == OUTGOING_PAGES {
-            // SAFETY: the pages that came before were copied.
-            unsafe { advise(self.start as usize, OUTGOING_PAGES as usize * PAGE_BYTES, DROP_LOCKED) }?;
-            self.taken = 0;
-        }
-        Ok(self.start + self.taken * PAGE_BYTES as u64)
-    }
-}
 
 /// What the program has done with a page, as events say that were not handled yet.
 #[derive(Clone, Copy)]
@@ -85,16 +32,18 @@ enum Announced {
 /// The pages of this process, as the kernel has them.
 pub(crate) struct Pages {
     faults: UserFaults,
-    /// One without events, for the pages on their way out: the kernel would wait until somebody has read that they were dropped.
-    outgoing_faults: UserFaults,
+    /// Where pages on their way out go.
+    outgoing: OutgoingAreas,
+    /// An open `/proc/self/mem`, through which pages can be read that the program may not read.
+    memory: i32,
     /// Memory whose faults are reported.
     registered: RunMap<()>,
     /// Pages that are write-protected.
     protected: RunMap<()>,
+    /// Pages that the program may still be dropping: the kernel has said that it would.
+    unsteady: RunMap<()>,
     /// Contents that are about to be mapped.
     arrived: Option<(PageNumber, Box<PageContents>)>,
-    /// Where pages on their way out go.
-    areas: [OutgoingArea; AREAS.len()],
     /// Pages that have moved, and where the first of them is now.
     redirected: (Range<u64>, u64),
     /// Events that were read because the kernel refused changes until they were.
@@ -115,19 +64,15 @@ fn unless_gone(outcome: Result<(), Errno>) -> Result<(), Errno> {
 impl Pages {
     /// # Errors
     /// Of the operating system.
-    pub(crate) fn new(faults: UserFaults, outgoing_faults: UserFaults) -> Result<Pages, Errno> {
-        let mut areas = [OutgoingArea { start: 0, taken: 0 }; AREAS.len()];
-        for (number, ((protection, is_locked), area)) in (0..).zip(AREAS.into_iter().zip(&mut areas)) {
-            area.start = OUTGOING + number * 2 * OUTGOING_PAGES * PAGE_BYTES as u64;
-            area.map(outgoing_faults, protection, is_locked)?;
-        }
+    pub(crate) fn new(faults: UserFaults, outgoing_faults: UserFaults, memory: i32) -> Result<Pages, Errno> {
         Ok(Pages {
             faults,
-            outgoing_faults,
+            outgoing: OutgoingAreas::map(outgoing_faults)?,
+            memory,
             registered: RunMap::default(),
             protected: RunMap::default(),
+            unsteady: RunMap::default(),
             arrived: None,
-            areas,
             redirected: (0..0, 0),
             unhandled: VecDeque::new(),
         })
@@ -139,6 +84,15 @@ impl Pages {
         match from.contains(&page.0) {
             true => (page.0 - from.start + to) * PAGE_BYTES as u64,
             false => page.0 * PAGE_BYTES as u64,
+        }
+    }
+
+    /// Where a page lies, as the kernel has said so far; `None` if it is gone.
+    fn place(&self, page: PageNumber) -> Option<u64> {
+        match self.announced(page) {
+            Announced::Nothing => Some(self.address(page)),
+            Announced::Moved(address) => Some(address),
+            Announced::Gone => None,
         }
     }
 
@@ -155,6 +109,8 @@ impl Pages {
         self.protected.remove(new(pages.clone()));
         registered.into_iter().for_each(|run| self.registered.insert(new(run), ()));
         protected.into_iter().for_each(|run| self.protected.insert(new(run), ()));
+        let unsteady: Vec<Range<u64>> = self.unsteady.runs_in(pages.clone()).map(|(run, ())| run).collect();
+        unsteady.into_iter().for_each(|run| self.unsteady.insert(new(run), ()));
     }
 
     pub(crate) fn descriptor(&self) -> i32 {
@@ -183,31 +139,45 @@ impl Pages {
 
     /// Reads an event, if there is one, and leaves it to be handled.
     fn read_event(&mut self) {
-        self.unhandled.extend(self.faults.read().ok().flatten());
+        match self.faults.read() {
+            Ok(Some(event)) => self.unhandled.push_back(event),
+            // The thread that makes it has to run.
+            _ => yield_processor(),
+        }
     }
 
-    /// Calls the kernel, which refuses changes while an event is unread.
-    fn change(&mut self, mut call: impl FnMut(UserFaults) -> Result<(), Errno>) -> Result<(), Errno> {
+    /// Has the kernel change a page, where it is now. It refuses changes while an event is unread; one that was read lets the program go
+    /// on, so it counts at once. `ENOENT` if the page is gone.
+    fn change(
+        &mut self,
+        page: PageNumber,
+        mut call: impl FnMut(UserFaults, u64) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
         loop {
-            match call(self.faults) {
+            let address = self.place(page).ok_or(Errno(libc::ENOENT))?;
+            match call(self.faults, address) {
                 Err(Errno(libc::EAGAIN)) => self.read_event(),
                 outcome => return outcome,
             }
         }
     }
 
-    /// Has the faults of a mapping reported.
+    /// Has the faults of a mapping reported. It counts once [`registered`](Pages::registered) says so.
     ///
     /// # Errors
     /// Of the operating system: it is memory of another kind.
     pub(crate) fn register(&mut self, start: u64, end: u64) -> Result<(), Errno> {
         let pages = start / PAGE_BYTES as u64..end / PAGE_BYTES as u64;
         let known: u64 = self.registered.runs_in(pages.clone()).map(|(run, ())| run.end - run.start).sum();
-        if known < pages.end - pages.start {
-            self.faults.register(start, end - start)?;
-            self.registered.insert(pages, ());
+        match known < pages.end - pages.start {
+            true => self.faults.register(start, end - start),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// The faults of all of a mapping are reported.
+    pub(crate) fn registered(&mut self, start: u64, end: u64) {
+        self.registered.insert(start / PAGE_BYTES as u64..end / PAGE_BYTES as u64, ());
     }
 
     /// Whether faults are reported anywhere in a range.
@@ -220,9 +190,28 @@ impl Pages {
         self.registered.runs_in(pages).map(|(run, ())| run).collect()
     }
 
+    /// The parts of a range whose faults are not reported.
+    pub(crate) fn unregistered_in(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        let mut rest = RunMap::default();
+        rest.insert(pages.clone(), ());
+        self.registered.runs_in(pages).for_each(|(run, ())| rest.remove(run));
+        rest.runs().map(|(run, ())| run).collect()
+    }
+
     /// Memory is gone.
     pub(crate) fn unmapped(&mut self, pages: Range<u64>) {
-        self.registered.remove(pages);
+        self.registered.remove(pages.clone());
+        self.unsteady.remove(pages);
+    }
+
+    /// Pages are dropped now, or at any later time.
+    pub(crate) fn may_be_dropped(&mut self, pages: Range<u64>) {
+        self.unsteady.insert(pages, ());
+    }
+
+    /// Nobody drops pages any more.
+    pub(crate) fn dropped_for_good(&mut self, pages: Range<u64>) {
+        self.unsteady.remove(pages);
     }
 
     /// Pages are gone, or are about to be.
@@ -248,8 +237,7 @@ impl Pages {
             return Ok(());
         }
         if self.protected.take(page) {
-            let address = self.address(page);
-            return unless_gone(self.change(|faults| faults.protect(address, PAGE_BYTES as u64, false)));
+            return unless_gone(self.change(page, |faults, address| faults.protect(address, PAGE_BYTES as u64, false)));
         }
         self.fill(page, owned.clamp(1, ZEROS_AHEAD))
     }
@@ -260,18 +248,7 @@ impl Pages {
             true => _ = self.protected.take(page),
             false => self.protected.set(page, ()),
         }
-        loop {
-            // An event that was read lets the program go on, so it counts at once.
-            let address = match self.announced(page) {
-                Announced::Nothing => self.address(page),
-                Announced::Moved(address) => address,
-                Announced::Gone => return Ok(()),
-            };
-            match self.faults.copy(address, contents, !is_writable) {
-                Err(Errno(libc::EAGAIN)) => self.read_event(),
-                outcome => return unless_gone(outcome),
-            }
-        }
+        unless_gone(self.change(page, |faults, address| faults.copy(address, contents, !is_writable)))
     }
 
     /// What events that were read, and not handled yet, say of a page.
@@ -295,13 +272,12 @@ impl Pages {
 
     /// Maps zeros where nothing is, up to the first page that is there.
     fn fill(&mut self, page: PageNumber, pages: u64) -> Result<(), Errno> {
-        let address = self.address(page);
         let run = self.registered.runs_in(page.0..page.0 + pages).next();
         let bytes = run.map_or(1, |(run, ())| run.end - page.0) * PAGE_BYTES as u64;
-        let mut filled = self.change(|faults| faults.zero(address, bytes));
+        let mut filled = self.change(page, |faults, address| faults.zero(address, bytes));
         if filled == Err(Errno(libc::ENOENT)) && bytes > PAGE_BYTES as u64 {
             // The range is in two mappings, which the kernel keeps apart.
-            filled = self.change(|faults| faults.zero(address, PAGE_BYTES as u64));
+            filled = self.change(page, |faults, address| faults.zero(address, PAGE_BYTES as u64));
         }
         match filled {
             Err(Errno(libc::EEXIST)) => Ok(()),
@@ -309,15 +285,33 @@ impl Pages {
         }
     }
 
-    /// Lets the program only read a page, which it owns.
+    /// Makes a page zero if it is not there. Whether it was absent.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn fill_absent(&mut self, page: PageNumber) -> Result<bool, Errno> {
+        match self.change(page, |faults, address| faults.zero(address, PAGE_BYTES as u64)) {
+            Ok(()) => Ok(true),
+            Err(Errno(libc::EEXIST)) => Ok(false),
+            outcome => unless_gone(outcome).map(|()| false),
+        }
+    }
+
+    /// Lets the program only read a page, which it owns. One that may be dropped is protected when its contents are taken.
     ///
     /// # Errors
     /// Of the operating system.
     pub(crate) fn protect(&mut self, page: PageNumber) -> Result<(), Errno> {
+        match self.unsteady.contains(page) {
+            true => Ok(()),
+            false => self.protect_now(page),
+        }
+    }
+
+    fn protect_now(&mut self, page: PageNumber) -> Result<(), Errno> {
         if !self.protected.contains(page) && self.registered.contains(page) {
             self.fill(page, 1)?;
-            let address = self.address(page);
-            unless_gone(self.change(|faults| faults.protect(address, PAGE_BYTES as u64, true)))?;
+            unless_gone(self.change(page, |faults, address| faults.protect(address, PAGE_BYTES as u64, true)))?;
             self.protected.set(page, ());
         }
         Ok(())
@@ -333,20 +327,34 @@ impl Pages {
     /// # Errors
     /// It is there, and cannot be read.
     pub(crate) fn contents(&mut self, page: PageNumber) -> Result<Box<PageContents>, Errno> {
+        if self.unsteady.contains(page) && self.registered.contains(page) {
+            // To read a page that is dropped at that moment would be to wait for this thread.
+            if let Ok(copy) = self.take(page) {
+                self.install(page, &copy, false)?;
+                return Ok(copy);
+            }
+            self.protect_now(page)?;
+        }
         let mut copy = Box::new([0; PAGE_BYTES]);
-        while self.registered.contains(page) {
-            if copy_of_this_process(self.address(page), &mut copy[..]) == PAGE_BYTES {
-                break;
+        while self.registered.contains(page)
+            && let Some(address) = self.place(page)
+        {
+            if self.read(address, &mut copy) {
+                return Ok(copy);
             }
             if !self.is_changing() {
                 return Err(Errno(libc::EFAULT));
             }
             self.read_event();
-            if matches!(self.announced(page), Announced::Gone | Announced::Moved(_)) {
-                return Ok(Box::new([0; PAGE_BYTES]));
-            }
         }
-        Ok(copy)
+        Ok(Box::new([0; PAGE_BYTES]))
+    }
+
+    /// Copies a page, whatever the program may do with it. Whether it is there.
+    fn read(&self, address: u64, copy: &mut PageContents) -> bool {
+        let arguments = [self.memory as usize, copy.as_mut_ptr() as usize, PAGE_BYTES, address as usize];
+        // SAFETY: the kernel writes at most a page to the array.
+        unsafe { system_call(libc::SYS_pread64, arguments) == Ok(PAGE_BYTES) }
     }
 
     /// Takes a page from the program, which finds it absent from then on. Returns its contents; zeros if it had none.
@@ -359,15 +367,11 @@ impl Pages {
             return Ok(copy);
         }
         let moved = loop {
-            let moved = self.move_out(page);
-            match moved {
+            let Some(source) = self.place(page) else { break Err(Errno(libc::ENOENT)) };
+            match self.move_out(page, source) {
                 // It is gone, or elsewhere: the event says which.
                 Err(Errno(libc::ENOENT | libc::EINVAL)) if self.is_changing() => self.read_event(),
                 outcome => break outcome,
-            }
-            match self.announced(page) {
-                Announced::Gone => break Err(Errno(libc::ENOENT)),
-                Announced::Moved(_) | Announced::Nothing => {}
             }
         };
         match moved {
@@ -385,39 +389,19 @@ impl Pages {
     }
 
     /// Moves a page out of the program's sight; where it lies then.
-    fn move_out(&mut self, page: PageNumber) -> Result<u64, Errno> {
-        let source = match self.announced(page) {
-            Announced::Moved(address) => address,
-            Announced::Nothing | Announced::Gone => self.address(page),
-        };
-        match self.move_to_some_area(source) {
+    fn move_out(&mut self, page: PageNumber, source: u64) -> Result<u64, Errno> {
+        match self.outgoing.take(source) {
             Err(Errno(libc::EBUSY)) => {
                 // Parent and child of a fork share it. What this access makes is the process's own. It must not wait for this thread.
                 if self.protected.take(page) {
-                    self.change(|faults| faults.protect(source, PAGE_BYTES as u64, false))?;
+                    self.change(page, |faults, address| faults.protect(address, PAGE_BYTES as u64, false))?;
                 }
                 // SAFETY: the advice changes no content.
                 let _ = unsafe { advise(source as usize, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
-                self.move_to_some_area(source)
+                self.outgoing.take(source)
             }
             outcome => outcome,
         }
-    }
-
-    /// The kernel moves pages between mappings that are alike only.
-    fn move_to_some_area(&mut self, source: u64) -> Result<u64, Errno> {
-        let outgoing = self.outgoing_faults;
-        for area in &mut self.areas {
-            let target = area.next()?;
-            match persist(|| outgoing.move_page(target, source)) {
-                Err(Errno(libc::EINVAL)) => {}
-                outcome => {
-                    area.taken += u64::from(outcome.is_ok());
-                    return outcome.map(|()| target);
-                }
-            }
-        }
-        Err(Errno(libc::EINVAL))
     }
 
     /// Lets threads that wait for a page try again.
@@ -425,6 +409,9 @@ impl Pages {
     /// # Errors
     /// Of the operating system.
     pub(crate) fn wake(&mut self, page: PageNumber) -> Result<(), Errno> {
-        unless_gone(self.faults.wake(self.address(page), PAGE_BYTES as u64))
+        match self.place(page) {
+            Some(address) => unless_gone(self.faults.wake(address, PAGE_BYTES as u64)),
+            None => Ok(()),
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 use bare::system_call::{Errno, system_call};
 
+use crate::changes;
 use crate::variables;
 use crate::wait::CALLER;
 
@@ -34,7 +35,16 @@ pub(crate) fn make(number: u64, arguments: [u64; 6], signals: &mut u64) -> i64 {
         return -i64::from(libc::EPERM);
     }
     // SAFETY: the function asked for it, and it is a function of this program.
-    match unsafe { system_call(number as libc::c_long, arguments.map(|argument| argument as usize)) } {
+    let outcome = unsafe {
+        let [first, second, third, ..] = arguments;
+        match number as libc::c_long {
+            libc::SYS_madvise => changes::advise(first, second, third as i32),
+            // The executor does the same when it has returned.
+            libc::SYS_mprotect => changes::protect(first, second, third as u32, false),
+            number => system_call(number, arguments.map(|argument| argument as usize)),
+        }
+    };
+    match outcome {
         Ok(value) => {
             match number as libc::c_long {
                 libc::SYS_mmap => {

@@ -36,6 +36,7 @@ cases! { c:
     kinds scattered fork_large fork_beside fork_beside_allocation far_memory far_beside far_refused freed neighbours constant_written without_access
     files stdio getpid time qsort wide_characters rounding dlsym dlopen fork signals
     mutex condition atomics false_sharing threads threads_in_turn contexts
+    slots_changed dropped_ahead
     sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost
     timeout timeout_of_running or_here again try_cancel terms_are_checked busy cancel_races
     limit limit_of_page_given_back limit_of_options limit_beside limit_faults limit_in_system_call limit_in_lock limit_mappings limit_races
@@ -166,6 +167,7 @@ fn folder() -> &'static Path {
             "far.c",
             "system.c",
             "threads.c",
+            "slots.c",
             "failures.c",
             "terms.c",
             "limits.c",

@@ -61,6 +61,10 @@ void false_sharing(void);
 void threads(void);
 void contexts(void);
 
+// slots.c
+void slots_changed(void);
+void dropped_ahead(void);
+
 // failures.c
 void sigsegv(void);
 void sigfpe(void);

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -50,5 +51,11 @@ static inline struct heddle_pushdown_failure call_signalled_at(void (*function)(
 }
 // Pushes a function down that is to be ended by a signal.
 #define CALL_SIGNALLED(function, argument, signal) call_signalled_at(function, argument, signal, __LINE__)
+
+// How long a case of random accesses takes, in seconds: so long, or what the environment says.
+static inline double stress_seconds(double usual) {
+    const char *wanted = getenv("HEDDLE_STRESS_SECONDS");
+    return wanted != NULL ? strtod(wanted, NULL) : usual;
+}
 
 #endif

@@ -36,6 +36,8 @@ static const struct {
     {"far_memory", far_memory, 0, 0, 0},
     {"far_beside", far_beside, 0, 0, 0},
     {"far_refused", far_refused, 0, 0, 0},
+    {"slots_changed", slots_changed, 2, 0, 0},
+    {"dropped_ahead", dropped_ahead, 0, 0, 0},
     {"freed", freed, 0, 0, 0},
     {"neighbours", neighbours, 0, 0, 0},
     {"constant_written", constant_written, 0, 0, 0},

@@ -1,0 +1,56 @@
+//! What the executor is told of the program's mappings when it asks.
+
+use bare::PAGE_BYTES;
+use pushdown::{CONSTANT_PAGES_MAX, MappingKind, ToExecutor};
+
+use crate::caller::{Broken, Caller, pages_of};
+use crate::mappings::Found;
+use crate::variables;
+
+/// How often a mapping is looked for that changes meanwhile.
+const MAPPING_TURNS: u32 = 1000;
+
+impl Caller {
+    /// The answer to a question for a mapping. The faults of memory that the executor may have are reported from now on.
+    ///
+    /// Until they are, nobody says that the memory is unmapped: another mapping may have taken the place of a part of it.
+    pub(crate) fn mapping(&mut self, wanted: u64) -> ToExecutor {
+        for _ in 0..MAPPING_TURNS {
+            self.settle();
+            let events = self.events_handled;
+            let Some(Found { start, end, protection, mut kind, is_file }) = self.mappings.find(wanted) else { break };
+            if kind == MappingKind::Ordinary {
+                let is_anonymous = !is_file || variables::make_anonymous_if_alone(start, end, protection);
+                let is_registered = is_anonymous && self.pages.register(start, end).is_ok();
+                if is_registered {
+                    let owned = self.own_unregistered(start, end);
+                    self.check(owned);
+                }
+                let is_same = self.mappings.find(wanted).is_some_and(|now| {
+                    now.start <= start && now.end >= end && (now.protection, now.kind) == (protection, kind)
+                });
+                if !is_same || self.events_handled != events || self.pages.is_changing() {
+                    continue;
+                }
+                match is_registered {
+                    true => self.pages.registered(start, end),
+                    false => kind = MappingKind::Refused,
+                }
+            }
+            if kind == MappingKind::Constant {
+                self.constant.insert(pages_of(start, end), ());
+            }
+            return ToExecutor::Mapping { wanted, start, end, protection, kind };
+        }
+        ToExecutor::Mapping { wanted, start: 0, end: 0, protection: 0, kind: MappingKind::Refused }
+    }
+
+    pub(crate) fn send_constant(&mut self, address: u64) -> Result<(), Broken> {
+        let found = self.mappings.find(address).filter(|found| found.kind == MappingKind::Constant);
+        let end = found.map_or(address, |found| found.end.min(address + CONSTANT_PAGES_MAX * PAGE_BYTES as u64));
+        let mut bytes = vec![0_u8; (end - address) as usize];
+        let copied = variables::copy_of_this_process(address, &mut bytes);
+        bytes.truncate(copied / PAGE_BYTES * PAGE_BYTES);
+        self.tell(&ToExecutor::Pages(address, bytes.into()))
+    }
+}
