@@ -15,7 +15,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A case that takes longer hangs.
+/// A case that takes longer hangs; those that take as long as `HEDDLE_STRESS_SECONDS` says may take so much longer.
 const CASE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A case keeps two processors busy. Beside others it would be slow, and a hang hard to tell from it.
@@ -36,8 +36,9 @@ cases! { c:
     kinds scattered fork_large fork_beside fork_beside_allocation far_memory far_beside far_refused freed neighbours constant_written without_access
     files stdio getpid time qsort wide_characters rounding dlsym dlopen fork signals
     mutex condition atomics false_sharing threads threads_in_turn contexts
-    slots_changed dropped_ahead
-    sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost
+    litmus histories
+    blocks blocks_trimmed blocks_threads blocks_library blocks_alarms lines_of_both slots_changed dropped_ahead
+    sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost lost_calls
     timeout timeout_of_running or_here again try_cancel terms_are_checked busy cancel_races
     limit limit_of_page_given_back limit_of_options limit_beside limit_faults limit_in_system_call limit_in_lock limit_mappings limit_races
     frozen_queue frozen_ring busy_is_not_frozen stopped_together
@@ -52,6 +53,43 @@ cases! { cpp:
 fn a_function_that_calls_exit_ends_the_process_with_its_status() {
     let run = run_case("c", "exit");
     assert_eq!((run.status.code(), run.stdout.as_str()), (Some(3), "caller function handler"), "{}", run.stderr);
+}
+
+/// Threads that wait for pages when the executor is lost do not wait for ever.
+#[test]
+fn a_process_that_needs_lost_pages_ends_with_a_message() {
+    let run = run_case("c", "lost_faults");
+    assert_eq!(run.status.code(), Some(70), "{}", run.stderr);
+    assert!(run.stderr.contains("is gone, and with it the page at 0x"), "{}", run.stderr);
+}
+
+#[test]
+fn the_executor_of_a_killed_process_ends_within_a_second() {
+    let _one = ONE_CASE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut child, output) = start("c", "killed", &executor());
+    let begun = Instant::now();
+    let process: u32 = loop {
+        let text = fs::read_to_string(&output.stdout).expect("the file is there");
+        match text.strip_prefix("executor ").and_then(|rest| rest.strip_suffix('\n')) {
+            Some(process) => break process.parse().expect("it is a number"),
+            None => assert!(begun.elapsed() < CASE_TIMEOUT, "it says nothing: {text}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(is_alive(process), "the executor runs");
+    child.kill().expect("it can be killed");
+    let killed = Instant::now();
+    child.wait().expect("it is a child");
+    while is_alive(process) {
+        assert!(killed.elapsed() < Duration::from_secs(1), "the executor is still there");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a process exists and has not ended. Its new parent may be slow to notice.
+fn is_alive(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(" Z") && !rest.starts_with(" X"))
 }
 
 #[test]
@@ -81,6 +119,8 @@ fn assert_ok(program: &str, case: &str) {
     let run = run_case(program, case);
     let is_ok = run.status.success() && run.stdout.ends_with("ok\n");
     assert!(is_ok, "{program} {case}: {}\n{}{}", run.status, run.stdout, run.stderr);
+    // What a case has counted, for `--show-output`.
+    print!("{}", run.stdout);
 }
 
 /// How a case ended.
@@ -91,38 +131,52 @@ struct Run {
 }
 
 fn run_case(program: &str, case: &str) -> Run {
+    run_with_executor(program, case, &executor())
+}
+
+/// The executor's program.
+fn executor() -> PathBuf {
     let executor =
         library_folder().parent().expect("the folder of tests is in that of programs").join("heddle-executor");
     assert!(executor.exists(), "{} is missing: build the package heddle-pushdown-executor first", executor.display());
-    run_with_executor(program, case, &executor)
+    executor
 }
 
 fn run_with_executor(program: &str, case: &str, executor: &Path) -> Run {
     let _one = ONE_CASE.lock().unwrap_or_else(PoisonError::into_inner);
-    // Not pipes: a process that hangs would keep them open.
-    let (stdout, stderr) = (folder().join("stdout"), folder().join("stderr"));
-    let mut command = Command::new(folder().join(program));
-    command.arg(case).env("HEDDLE_EXECUTOR", executor).stdin(Stdio::null()).process_group(0);
-    // Cargo sets it, and an older build of the library may lie there.
-    command.env_remove("LD_LIBRARY_PATH");
-    command.stdout(File::create(&stdout).expect("the folder is writable"));
-    command.stderr(File::create(&stderr).expect("the folder is writable"));
-    let mut child = command.spawn().expect("the program can be started");
+    let (mut child, output) = start(program, case, executor);
     let status = wait(&mut child);
-    let [stdout, stderr] = [stdout, stderr].map(|file| {
+    let [stdout, stderr] = [output.stdout, output.stderr].map(|file| {
         let text = fs::read(file).expect("the file is there");
         String::from_utf8_lossy(&text).into_owned()
     });
     let Some(status) = status else {
-        panic!("{program} {case} has not ended within {} s:\n{stdout}{stderr}", CASE_TIMEOUT.as_secs());
+        panic!("{program} {case} has not ended within {} s:\n{stdout}{stderr}", case_timeout().as_secs());
     };
     Run { status, stdout, stderr }
+}
+
+/// The files to which a case writes. Not pipes: a process that hangs would keep them open.
+struct OutputFiles {
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+fn start(program: &str, case: &str, executor: &Path) -> (Child, OutputFiles) {
+    let output = OutputFiles { stdout: folder().join("stdout"), stderr: folder().join("stderr") };
+    let mut command = Command::new(folder().join(program));
+    command.arg(case).env("HEDDLE_EXECUTOR", executor).stdin(Stdio::null()).process_group(0);
+    // Cargo sets it, and an older build of the library may lie there.
+    command.env_remove("LD_LIBRARY_PATH");
+    command.stdout(File::create(&output.stdout).expect("the folder is writable"));
+    command.stderr(File::create(&output.stderr).expect("the folder is writable"));
+    (command.spawn().expect("the program can be started"), output)
 }
 
 /// Waits until the program has ended; kills it, and its executor, if it hangs.
 fn wait(child: &mut Child) -> Option<ExitStatus> {
     let start = Instant::now();
-    while start.elapsed() < CASE_TIMEOUT {
+    while start.elapsed() < case_timeout() {
         if let Some(status) = child.try_wait().expect("it is a child") {
             return Some(status);
         }
@@ -133,6 +187,11 @@ fn wait(child: &mut Child) -> Option<ExitStatus> {
     assert!(killed.success(), "the group of the program is there");
     child.wait().expect("it is a child");
     None
+}
+
+fn case_timeout() -> Duration {
+    let stress = std::env::var("HEDDLE_STRESS_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    CASE_TIMEOUT + Duration::from_secs(stress.unwrap_or(0))
 }
 
 /// Where the library is, which cargo builds with this test: beside it.
@@ -167,6 +226,9 @@ fn folder() -> &'static Path {
             "far.c",
             "system.c",
             "threads.c",
+            "litmus.c",
+            "histories.c",
+            "changing.c",
             "slots.c",
             "failures.c",
             "terms.c",

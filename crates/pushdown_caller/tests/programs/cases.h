@@ -61,6 +61,20 @@ void false_sharing(void);
 void threads(void);
 void contexts(void);
 
+// litmus.c
+void litmus(void);
+
+// histories.c
+void histories(void);
+
+// changing.c
+void blocks(void);
+void blocks_trimmed(void);
+void blocks_threads(void);
+void blocks_library(void);
+void blocks_alarms(void);
+void lines_of_both(void);
+
 // slots.c
 void slots_changed(void);
 void dropped_ahead(void);
@@ -76,6 +90,9 @@ void null_function(void);
 void nested(void);
 void unknown_flags(void);
 void lost(void);
+void lost_calls(void);
+void lost_faults(void);
+void killed(void);
 
 // terms.c
 void timeout(void);

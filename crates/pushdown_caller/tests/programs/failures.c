@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -256,4 +257,73 @@ void lost(void) {
     int kind = heddle_pushdown(returns, &value, HEDDLE_PUSHDOWN_COHERENT, NULL);
     CHECK(kind == HEDDLE_PUSHDOWN_LOST || kind == HEDDLE_PUSHDOWN_REFUSED);
     CHECK(value == 0);
+}
+
+enum { CALLERS = 8 };
+static _Alignas(4096) volatile unsigned char contended[64 * 4096], held[(CALLERS + 1) * 4096];
+static _Alignas(4096) atomic_int is_killed;
+
+static void *thread_calls_for_ever(void *argument) {
+    struct heddle_pushdown_failure *failure = argument;
+    CHECK(call_deeply(failure) == HEDDLE_PUSHDOWN_LOST);
+    return NULL;
+}
+
+// Some of these calls run, and some wait for their turn.
+void lost_calls(void) {
+    pid_t executor = child_of_this_process();
+    pthread_t threads[CALLERS], killer;
+    static struct heddle_pushdown_failure failures[CALLERS];
+    for (int i = 0; i < CALLERS; i++) CHECK(pthread_create(&threads[i], NULL, thread_calls_for_ever, &failures[i]) == 0);
+    CHECK(pthread_create(&killer, NULL, kills, &executor) == 0);
+    for (int i = 0; i < CALLERS; i++) CHECK(pthread_join(threads[i], NULL) == 0 && failures[i].kind == HEDDLE_PUSHDOWN_LOST);
+    CHECK(pthread_join(killer, NULL) == 0);
+}
+
+static void writes_contended(void *argument) {
+    (void)argument;
+    for (size_t page = 0; page <= CALLERS; page++) held[page * PAGE] = 1;
+    atomic_store(&is_running, 1);
+    for (;;) {
+        for (size_t page = 0; page < 64; page++) contended[page * PAGE]++;
+    }
+}
+
+static void *thread_writes_contended(void *argument) {
+    size_t first = (size_t)(uintptr_t)argument;
+    while (!atomic_load(&is_killed)) {
+        for (size_t page = 0; page < 64; page++) contended[(page + first) % 64 * PAGE + first]++;
+    }
+    held[first * PAGE]++;
+    CHECK(!"the page is lost");
+    return NULL;
+}
+
+static void *thread_calls_contended(void *argument) {
+    (void)argument;
+    heddle_pushdown(writes_contended, NULL, HEDDLE_PUSHDOWN_COHERENT, NULL);
+    return NULL;
+}
+
+// At each moment many threads wait for pages that the executor has. The process ends, with a message: this function does not return.
+void lost_faults(void) {
+    pid_t executor = child_of_this_process();
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, thread_calls_contended, NULL) == 0);
+    for (uintptr_t i = 1; i <= CALLERS; i++) CHECK(pthread_create(&thread, NULL, thread_writes_contended, (void *)i) == 0);
+    kills(&executor);
+    CHECK(waitpid(executor, NULL, 0) == executor);
+    atomic_store(&is_killed, 1);
+    for (;;) pause();
+}
+
+// The process is killed while functions run and threads wait for pages. It says by which process they run.
+void killed(void) {
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, thread_calls_contended, NULL) == 0);
+    for (uintptr_t i = 1; i <= CALLERS; i++) CHECK(pthread_create(&thread, NULL, thread_writes_contended, (void *)i) == 0);
+    struct timespec pause = {.tv_nsec = 1000000};
+    while (!atomic_load(&is_running)) nanosleep(&pause, NULL);
+    dprintf(STDOUT_FILENO, "executor %d\n", child_of_this_process());
+    CALL(runs_for_ever, NULL);
 }
