@@ -288,6 +288,9 @@ const COPIES_SEEDS_NIGHTLY: u64 = 5_000;
 /// Seeds of the coherence of pages in a nightly run.
 const COHERENCE_SEEDS_NIGHTLY: u64 = 200_000;
 
+/// Seconds of each random case of pushed-down functions in a nightly run.
+const STRESS_SECONDS_NIGHTLY: u64 = 300;
+
 /// Calls that each SDK makes on one connection in a nightly run.
 const CALLS_NIGHTLY: u64 = 100_000;
 
@@ -338,6 +341,10 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
             let which = ["--test", "program", "--test", "preload"];
             let options = ["--", "--ignored", "farmem_programs::", "--test-threads=1"];
             step::run(&mut tests(&[&which[..], &options[..]].concat()))
+        }),
+        Step::new("pushdown", || {
+            stress_pushdown(&["c::histories", "c::litmus", "c::slots_changed"], STRESS_SECONDS_NIGHTLY)?;
+            stress_pushdown(&["c::blocks", "c::lines_of_both", "c::dropped_ahead"], STRESS_SECONDS_NIGHTLY / 5)
         }),
         Step::new("simulation", || {
             let (seeds, twice) = (SEEDS_NIGHTLY.to_string(), SEEDS_TWICE_EVERY.to_string());
@@ -402,6 +409,12 @@ fn soak(minutes: f64, seed: Option<u32>, compute_nodes: Option<u32>) -> Result<(
 fn soak_store(minutes: f64) -> Result<(), String> {
     let mut command = tests(&["--test", "kv", "--", "processes::", "--nocapture", "--test-threads=1"]);
     step::run(command.env("PROCESSES_SECONDS", ((minutes * 60.0) as u64).to_string()))
+}
+
+/// Runs cases of pushed-down functions, for so long each. With the executor's own test, cargo builds the executor.
+fn stress_pushdown(cases: &[&str], seconds: u64) -> Result<(), String> {
+    let which = ["--test", "pushdown", "--test", "executor", "--", "--show-output"];
+    step::run(tests(&[&which, cases].concat()).env("HEDDLE_STRESS_SECONDS", seconds.to_string()))
 }
 
 fn state_seeds(seeds: u64) -> Result<(), String> {
