@@ -105,7 +105,7 @@ impl Caller {
         if is_done {
             self.pages.dropped_for_good(pages.clone());
         }
-        self.handle_messages();
+        self.handle_messages(false);
     }
 
     /// Whether a message cannot be handled yet, since the memory that it is about is changing.

@@ -102,6 +102,7 @@ impl Caller {
             return Err(Errno(libc::EBUSY));
         }
         self.pages.register(start, end)?;
+        self.pages.registered(start, end);
         let pages = start / PAGE_BYTES as u64..end / PAGE_BYTES as u64;
         self.side.leave_to_pool(pages.clone());
         let protection = (libc::PROT_READ | libc::PROT_WRITE) as u32;
