@@ -144,24 +144,71 @@ impl CallerSide {
             return Err(CoherenceError::WrongCall(call));
         }
         let mut listed = self.rights.clone();
+        let shares_writes = mode.shares_writes();
+        if shares_writes && !mutant(Mutant::ListShared) {
+            // A call that joins others finds pages that both sides may write. Of those pool memory has the contents, so the list
+            // does not name them as the caller's own, in case the context has ended meanwhile.
+            let shared = self.clean_and_writable().into_iter().chain(self.twins.runs().map(|(pages, ())| pages));
+            shared.for_each(|pages| listed.insert(pages, Right::Read));
+        }
         // A right that was asked for before the page was dropped is the executor's again when this message arrives.
         let is_ahead = |wait: &Wait| wait.retry_at.is_none() && (!wait.is_overtaken || mutant(Mutant::ListOvertaken));
         let outstanding = self.waits.iter().filter(|(_, wait)| is_ahead(wait));
         for (page, wait) in outstanding.filter(|_| !mutant(Mutant::OmitOutstanding)) {
-            listed.set(*page, wait.access.right());
+            listed.set(*page, if shares_writes { Right::Read } else { wait.access.right() });
         }
         let resident = PageList::of_rights(&listed).ok_or(CoherenceError::TooFragmented(RUNS_MAX))?;
-        if mode == CoherenceMode::WeakOrdering {
-            // A call that joins others finds pages that both sides may write.
-            let shared: Vec<PageNumber> = self.twins.pages().collect();
-            for page in shared {
-                self.send_home(page, Right::Write, out);
-            }
+        if shares_writes {
+            self.send_differences(out);
         }
         self.mode = Some(mode);
         self.calls.insert(call, mode);
         out.push(Output::Send(ToExecutor::Call { call, mode, resident }));
         Ok(())
+    }
+
+    /// Sends home what the caller wrote to pages that both sides may write.
+    fn send_differences(&mut self, out: &mut Vec<CallerOutput>) {
+        let shared: Vec<PageNumber> = self.twins.pages().collect();
+        for page in shared {
+            self.send_home(page, Right::Write, out);
+        }
+    }
+
+    /// The pages that the caller may write, and has not since they went home: pool memory has their contents.
+    fn clean_and_writable(&self) -> Vec<Range<u64>> {
+        let mut clean = Vec::new();
+        for (pages, _) in self.rights.runs().filter(|(_, right)| *right == Right::Write) {
+            let mut at = pages.start;
+            for (dirty, ()) in self.dirty.runs_in(pages.clone()) {
+                clean.push(at..dirty.start);
+                at = dirty.end;
+            }
+            clean.push(at..pages.end);
+        }
+        clean.retain(|pages| !pages.is_empty());
+        clean
+    }
+
+    /// Whether only the caller has the page's contents.
+    fn has_alone(&self, page: PageNumber) -> bool {
+        self.dirty.contains(page) && !self.twins.contains(page)
+    }
+
+    /// The caller is about to do for a function what may read the function's memory, and write to it: a system call. Old copies are
+    /// dropped.
+    pub fn before_service(&mut self, out: &mut Vec<CallerOutput>) {
+        for page in self.stale_in(0..u64::MAX) {
+            self.drop_copy(page, out);
+        }
+    }
+
+    /// It is done. What was written for the function, and what threads of the caller wrote beside it, is home before anything that is
+    /// sent later.
+    pub fn after_service(&mut self, out: &mut Vec<CallerOutput>) {
+        if !mutant(Mutant::KeepServed) {
+            self.send_differences(out);
+        }
     }
 
     /// Asks the executor to remove a call that has not started yet. The answer is [`Output::Finished`] with
@@ -303,11 +350,7 @@ impl CallerSide {
         self.twins.remove(pages.clone());
         self.stale.remove(pages.clone());
         self.rights.insert(pages.clone(), Right::Write);
-        match self.mode {
-            // Both sides have zeros, and each may write the page: what they write has to merge.
-            Some(CoherenceMode::Off) => self.dirty.remove(pages.clone()),
-            _ => self.dirty.insert(pages.clone(), ()),
-        }
+        self.dirty.insert(pages.clone(), ());
         let waits = self.waits.range_mut(PageNumber(pages.start)..PageNumber(pages.end));
         waits.for_each(|(_, wait)| wait.is_overtaken = true);
         let pulls = self.pulls.iter_mut().filter(|(page, _)| pages.contains(&page.0));
@@ -318,7 +361,8 @@ impl CallerSide {
 
     /// A synchronisation point of the caller for `bytes` bytes from `address` (section 4.2), before or during a call. What it wrote
     /// there is home before anything that it sends later, and it drops copies that are older than what the executor has announced.
-    /// With coherence off it sends exactly the bytes of the range; otherwise it sends the pages that the range touches.
+    /// With coherence off it sends exactly the bytes of the range, of pages that both sides have; otherwise it sends the pages that the
+    /// range touches.
     ///
     /// Returns the address from which to go on, if the range had more than [`SYNC_PAGES_MAX`] dirty pages.
     pub fn syncmem(&mut self, address: u64, bytes: u64, out: &mut Vec<CallerOutput>) -> Option<u64> {
@@ -331,7 +375,7 @@ impl CallerSide {
         let rest = (batch.len() > SYNC_PAGES_MAX).then(|| batch.pop()).flatten();
         for page in batch {
             let part = part_of(page, address, end);
-            if self.mode == Some(CoherenceMode::Off) && !part.is_whole() {
+            if self.mode == Some(CoherenceMode::Off) && !part.is_whole() && !self.has_alone(page) {
                 // In this order: a thread may write the page meanwhile, and the twin must have exactly what is sent.
                 out.push(Output::Rebase(part));
                 out.push(Output::Send(ToExecutor::Push(part)));
@@ -345,17 +389,21 @@ impl CallerSide {
     }
 
     /// With coherence off, asks for the executor's bytes of a range; they arrive in the caller's copies of the pages.
-    /// Pages that are not resident need no request: the next access fetches them.
+    /// Pages that are not resident need no request: the next access fetches them. Nor do those of which only the caller has the
+    /// contents.
     ///
-    /// Returns the address from which to go on, if the range had more than [`SYNC_PAGES_MAX`] resident pages.
+    /// Returns the address from which to go on, if the range had more than [`SYNC_PAGES_MAX`] pages to ask for.
     pub fn pull(&mut self, address: u64, bytes: u64, out: &mut Vec<CallerOutput>) -> Option<u64> {
         let (pages, end) = page_range(address, bytes);
-        let mut resident = self.rights.runs_in(pages).flat_map(|(pages, _)| pages).map(PageNumber);
-        for page in resident.by_ref().take(SYNC_PAGES_MAX) {
+        let resident = self.rights.runs_in(pages).flat_map(|(pages, _)| pages).map(PageNumber);
+        let mut shared = resident.filter(|page| !self.has_alone(*page) || mutant(Mutant::PullUnsent));
+        let asked: Vec<PageNumber> = shared.by_ref().take(SYNC_PAGES_MAX).collect();
+        let rest = shared.next().map(|page| page.0 * PAGE_BYTES);
+        for page in asked {
             self.pulls.push_back((page, false));
             out.push(Output::Send(ToExecutor::Pull(part_of(page, address, end))));
         }
-        resident.next().map(|page| page.0 * PAGE_BYTES)
+        rest
     }
 
     /// Handles a message of the executor, to its end.
@@ -375,8 +423,8 @@ impl CallerSide {
                 if self.calls.remove(&call).is_none() {
                     return Err(CoherenceError::WrongCall(call));
                 }
-                // Where rights say which copies are old, the list of a killed function is for its caller's thread alone.
-                if self.mode.is_some_and(CoherenceMode::shares_writes) {
+                // The list of a killed function is for its caller's thread alone.
+                if self.mode.is_some_and(CoherenceMode::shares_writes) && outcome != CallOutcome::Killed {
                     self.note_written(&written);
                 }
                 self.end_call(call, outcome, out);
@@ -393,8 +441,8 @@ impl CallerSide {
                 }
             }
             ToCaller::Written(written) => {
-                if self.mode.is_some_and(|mode| mode != CoherenceMode::WeakOrdering) {
-                    return Err(CoherenceError::Protocol("it lists what it wrote, without weak ordering"));
+                if self.mode.is_some_and(|mode| !mode.shares_writes()) {
+                    return Err(CoherenceError::Protocol("it lists what it wrote, and writes are not shared"));
                 }
                 self.note_written(&written);
             }
@@ -474,13 +522,14 @@ impl CallerSide {
         }
     }
 
-    /// Takes note of pages that the executor has written.
+    /// Takes note of pages that the executor has written. What only the caller has, it has dropped since.
     fn note_written(&mut self, written: &PageList) {
         for (pages, _) in written.runs() {
-            let resident: Vec<Range<u64>> = self.rights.runs_in(pages).map(|(pages, _)| pages).collect();
-            for pages in resident {
-                self.stale.insert(pages, ());
-            }
+            let mut old = RunMap::default();
+            self.rights.runs_in(pages.clone()).for_each(|(pages, _)| old.insert(pages, ()));
+            self.dirty.runs_in(pages.clone()).for_each(|(pages, ())| old.remove(pages));
+            self.twins.runs_in(pages).for_each(|(pages, ())| old.insert(pages, ()));
+            self.stale.unite(&old);
         }
     }
 
@@ -492,7 +541,13 @@ impl CallerSide {
             }
         }
         if self.calls.is_empty() {
-            self.mode = None;
+            let shared_writes = self.mode.take().is_some_and(CoherenceMode::shares_writes);
+            if shared_writes && !mutant(Mutant::KeepShared) {
+                // What is clean is in pool memory too, so the caller may read it as before, and a later call does not list it as
+                // the caller's own.
+                let clean = self.clean_and_writable();
+                clean.into_iter().for_each(|pages| self.rights.insert(pages, Right::Read));
+            }
             // The executor has not written these pages: they may go home whole.
             let twins: Vec<PageNumber> = self.twins.pages().collect();
             out.extend(twins.into_iter().map(Output::DropTwin));
@@ -545,10 +600,16 @@ impl CallerSide {
                 good.insert(pages, ());
             }
         }
-        if mode == CoherenceMode::WeakOrdering && !calls.is_empty() {
+        if mode.shares_writes() && !calls.is_empty() {
             // Dirty since before the call, and not asked for since.
             good.unite(&self.dirty);
             self.twins.runs().for_each(|(twins, ())| good.remove(twins));
+        }
+        // What the executor had is newer. The caller goes on with what it has of the other pages.
+        let old = std::mem::take(&mut self.stale);
+        for (pages, ()) in old.runs() {
+            self.rights.remove(pages.clone());
+            self.dirty.remove(pages);
         }
         // What was sent and is still here is sent again.
         for (pages, ()) in unconfirmed.runs() {
@@ -558,11 +619,10 @@ impl CallerSide {
                 self.dirty.insert(run, ());
             }
         }
-        self.stale = RunMap::default();
         self.twins = RunMap::default();
         let mut given = unconfirmed.clone();
         good.runs().for_each(|(pages, ())| given.remove(pages));
-        Loss { pool_is_good: calls.is_empty() || mutant(Mutant::TrustGivenPages), calls, good, given }
+        Loss { pool_is_good: calls.is_empty() || mutant(Mutant::TrustGivenPages), calls, good, old, given }
     }
 }
 

@@ -26,12 +26,13 @@ pub(crate) struct Context {
 
 impl Context {
     /// The table for a caller with these resident pages (figure 8): what the caller may write is absent here, and what it may
-    /// read is read-only. With weak ordering readable pages may be written on both sides; with coherence off, all may.
+    /// read is read-only. With shared writes readable pages may be written on both sides.
     pub(crate) fn new(mode: CoherenceMode, resident: &PageList) -> Context {
         let mut limits = RunMap::default();
         for (pages, right) in resident.runs() {
             match (right, mode) {
-                (_, CoherenceMode::Off) | (Right::Read, CoherenceMode::WeakOrdering) => {}
+                (Right::Read, mode) if mode.shares_writes() => {}
+                (Right::Write, mode) if mode.shares_writes() && mutant(Mutant::TakeUnsent) => {}
                 (Right::Write, _) => limits.insert(pages, Right::None),
                 (_, _) if mutant(Mutant::LeaveWritable) => {}
                 (_, _) => limits.insert(pages, Right::Read),
@@ -81,9 +82,7 @@ impl Context {
         for set in [&mut self.dirty, &mut self.stale, &mut self.unannounced, &mut self.written] {
             set.remove(pages.clone());
         }
-        if self.mode != CoherenceMode::Off {
-            self.limits.insert(pages, Right::None);
-        }
+        self.limits.insert(pages, Right::None);
     }
 
     /// A page was written.

@@ -51,8 +51,16 @@ pub fn diff(twin: &Page, page: &Page) -> Bytes {
 /// # Errors
 /// [`Malformed`] if the bytes are no difference.
 pub fn apply_diff(bytes: &[u8], page: &mut Page) -> Result<(), Malformed> {
+    read_diff(bytes, |at, byte| page[at] = byte)
+}
+
+/// Tells the bytes of a difference, with the place of each in the page, in order. Of a malformed difference it tells none.
+///
+/// # Errors
+/// As [`apply_diff`].
+pub fn read_diff(bytes: &[u8], change: impl FnMut(usize, u8)) -> Result<(), Malformed> {
     walk(bytes, |_, _| {})?;
-    walk(bytes, |at, byte| page[at] = byte)
+    walk(bytes, change)
 }
 
 fn walk(bytes: &[u8], mut change: impl FnMut(usize, u8)) -> Result<(), Malformed> {

@@ -168,11 +168,31 @@ impl ExecutorSide {
     /// arrive with the caller's `syncmem`.
     pub fn syncmem(&mut self, out: &mut Vec<ExecutorOutput>) {
         self.drop_stale(out);
-        let Some(context) = &self.context else { return };
-        if context.mode == CoherenceMode::WeakOrdering && !context.unannounced.is_empty() {
-            let written = self.announce(out);
-            out.push(Output::Send(ToCaller::Written(written)));
+        if self.context.as_ref().is_some_and(|context| context.mode == CoherenceMode::WeakOrdering) {
+            self.tell_written(out);
         }
+    }
+
+    /// A function is about to ask its caller for a service that may read what the function wrote, and may write to its memory: a system
+    /// call. The caller learns of all that was written, also with coherence off.
+    pub fn before_service(&mut self, out: &mut Vec<ExecutorOutput>) {
+        if self.context.as_ref().is_some_and(|context| context.mode.shares_writes())
+            && !mutant(Mutant::ServeUnannounced)
+        {
+            self.tell_written(out);
+        }
+    }
+
+    /// The service is done: what the caller has written for it is seen from now on.
+    pub fn after_service(&mut self, out: &mut Vec<ExecutorOutput>) {
+        self.drop_stale(out);
+    }
+
+    /// Tells the caller which pages were written since it was last told.
+    fn tell_written(&mut self, out: &mut Vec<ExecutorOutput>) {
+        let written = self.announce(out).into_iter().filter(|list| !list.is_empty());
+        let written: Vec<PageList> = written.collect();
+        out.extend(written.into_iter().map(|list| Output::Send(ToCaller::Written(list))));
     }
 
     /// Drops copies that the caller may have overwritten.
@@ -186,11 +206,11 @@ impl ExecutorSide {
     }
 
     /// The pages that were written since the caller was last told. Later writes to them fault, and count as new ones.
-    fn announce(&mut self, out: &mut Vec<ExecutorOutput>) -> PageList {
-        let Some(context) = &mut self.context else { return PageList::default() };
+    fn announce(&mut self, out: &mut Vec<ExecutorOutput>) -> Vec<PageList> {
+        let Some(context) = &mut self.context else { return Vec::new() };
         let written = std::mem::take(&mut context.unannounced);
         if mutant(Mutant::ReplyUnnoticed) {
-            return PageList::default();
+            return Vec::new();
         }
         let mapped = std::mem::take(&mut context.dirty);
         out.extend(mapped.pages().map(Output::Protect));
@@ -233,12 +253,18 @@ impl ExecutorSide {
             return Err(CoherenceError::WrongCall(call));
         }
         let context = self.context.as_ref().expect("a running call has a context");
-        let incomplete = (outcome == CallOutcome::Killed).then(|| PageList::of_written(&context.written));
-        let announced = match context.mode.shares_writes() {
+        let incomplete = (outcome == CallOutcome::Killed).then(|| PageList::that_covers(&context.written));
+        let mut announced = match context.mode.shares_writes() {
             true => self.announce(out),
-            false => PageList::default(),
+            false => Vec::new(),
         };
-        let written = incomplete.unwrap_or(announced);
+        // What the reply has no room for goes before it.
+        let written = match incomplete {
+            Some(incomplete) => incomplete,
+            None => announced.pop().unwrap_or_default(),
+        };
+        let before = announced.into_iter().filter(|list| !list.is_empty());
+        out.extend(before.map(|list| Output::Send(ToCaller::Written(list))));
         self.end_unused_context(out);
         out.push(Output::Send(ToCaller::Reply { call, outcome, written }));
         self.start_next(out);

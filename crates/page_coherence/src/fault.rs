@@ -38,6 +38,18 @@ base::mutants! {
         InstallDiscarded,
         /// The list of resident pages has the right that was asked for before the program dropped the page.
         ListOvertaken,
+        /// With shared writes the executor writes pages of which only the caller has the contents.
+        TakeUnsent,
+        /// With shared writes the caller lists pages that both sides have as its own.
+        ListShared,
+        /// The caller asks for the bytes of pages of which only it has the contents.
+        PullUnsent,
+        /// A page that both sides had stays the caller's alone after the last call.
+        KeepShared,
+        /// The executor has its caller serve a function without saying what the function wrote.
+        ServeUnannounced,
+        /// The caller serves a function, and keeps what it wrote for it.
+        KeepServed,
         /// A running call is removed when the caller cancels it.
         CancelRunning,
     }

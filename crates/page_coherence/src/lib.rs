@@ -101,8 +101,12 @@
 //!     * Weak ordering: a request or fetch takes no right away. The caller's first write to a page makes a **twin**; home go the bytes that
 //!       differ ([`diff()`]). The executor writes pool memory itself and needs none. At its synchronisation points it sends the list of
 //!       pages that it wrote, and the caller drops its copies of them at its own next one.
-//!     * Off: the executor never asks. Otherwise as weak ordering, with the end of the call as the only synchronisation point; `syncmem`
-//!       sends ranges of bytes, `pull` fetches them.
+//!     * Off: as weak ordering, but `syncmem` of the executor says nothing, that of the caller sends ranges of bytes, and `pull` fetches
+//!       them.
+//!     * In both of these the executor asks for a page once, if only the caller has its contents: it wrote the page before
+//!       the call, or dropped it. The list of a call names such pages as writable, and those that both sides have as readable.
+//!     * A service (a system call, that the caller makes for a function) is a synchronisation point of both sides: the executor sends the list
+//!       of written pages before it asks, the caller drops its copies of them, and sends differences home before it answers.
 //!
 //! Losses:
 //! 16. A caller that loses its executor learns which pages may be torn, and which are good ([`Loss`]).
@@ -117,6 +121,8 @@
 //! 4. A page that is clean in pool memory equals the page in storage.
 //! 5. While calls run, only a page that both sides may read, or one that was evicted and asked for again, can be the object of a tie.
 //! 6. Every fault is served: from each state all threads can go on, and a seeded scheduler makes them.
+//! 7. Of a page that the list of a call which begins a context names as writable, pool memory's contents are not used again, unless
+//!    something about the page is on its way: a shim need not keep them.
 //!
 //! | message | direction | sent | what the receiver does |
 //! |---|---|---|---|
@@ -131,7 +137,7 @@
 //! | request | to caller | a fault on a page that the caller may have | step 5 |
 //! | reply | to caller | a call has ended | drops old copies in weaker modes, wakes the thread |
 //! | cancel answer | to caller | after a cancel | wakes the thread, or lets it wait |
-//! | written | to caller | `syncmem` of the executor, with weak ordering | notes which copies are old |
+//! | written | to caller | with shared writes: `syncmem` of the executor (weak ordering), a service, a reply that lacks room | notes which copies are old |
 //! | pulled | to caller | after a pull | takes the bytes |
 //!
 //! ```text
@@ -182,7 +188,7 @@ mod page_list;
 mod run_map;
 
 pub use caller::{CallerSide, SYNC_PAGES_MAX};
-pub use diff::{DIFF_BYTES_MAX, Page, apply_diff, diff};
+pub use diff::{DIFF_BYTES_MAX, Page, apply_diff, diff, read_diff};
 pub use error::CoherenceError;
 pub use executor::ExecutorSide;
 pub use loss::Loss;

@@ -13,6 +13,8 @@ pub struct Loss {
     pub calls: Vec<CallId>,
     /// Resident pages whose newest contents are certainly in the caller's copy, whole.
     pub good: RunMap<()>,
+    /// Pages of which the caller had a copy that is certainly older than what the executor had. It has no right to them any more.
+    pub old: RunMap<()>,
     /// Pages that the caller gave away and that may not have arrived.
     pub(crate) given: RunMap<()>,
     /// Whether no call was open: then no executor wrote to the pages in the pool.

@@ -125,7 +125,7 @@ pub enum ToCaller {
         /// Whether it was removed; otherwise it runs or has ended.
         removed: bool,
     },
-    /// With weak ordering: pages that the executor wrote before a synchronisation point.
+    /// With shared writes: pages that the executor wrote before a synchronisation point.
     Written(PageList),
     /// The answer to [`ToExecutor::Pull`].
     Pulled(PageBytes),

@@ -7,13 +7,13 @@ use std::time::Duration;
 ///
 /// Threads of one side share that side's copy of a page, and the processor's own memory model orders them. So the guarantees below
 /// are about threads of different sides. In every mode the call's start and end are synchronisation points: the function sees all that
-/// the caller wrote before the call (with [`Off`](CoherenceMode::Off): all that it wrote back with `syncmem`), and the caller sees
-/// after the reply all that the function wrote.
+/// the caller wrote before the call, and the caller sees after the reply all that the function wrote. So is a service of the caller for
+/// a function, such as a system call: the caller sees before it what the function wrote, and the function sees after it what was written
+/// for it.
 ///
 /// A program that drops pages at the caller writes zeros there, in every mode. The caller reads zeros at once. The executor reads zeros
 /// before it sees anything that the caller did later, also without a synchronisation point. What the function writes to the pages
-/// before it hears of the discard is lost, as if it had been written before: memory does not show the difference. With
-/// [`Off`](CoherenceMode::Off), what both sides write to the pages from then on merges.
+/// before it hears of the discard is lost, as if it had been written before: memory does not show the difference.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum CoherenceMode {
     /// The default (section 4.1). A page is writable on one side or readable on both. Each read sees the newest write of either
@@ -36,13 +36,13 @@ pub enum CoherenceMode {
     /// * Writes to different bytes are both kept, on the same page too. If both sides write one byte without `syncmem` in
     ///   between, one of the two values remains. Atomic instructions do not work across the sides.
     WeakOrdering,
-    /// No coherence while the call runs (section 4.2). The function sees pool memory, which has what the caller wrote back.
+    /// No coherence while the call runs (section 4.2). The function sees pool memory. A page of which pool memory lacks the contents
+    /// comes from the caller when the function first uses it; from then on the sides say nothing to each other about it.
     /// * `syncmem` of the caller sends the bytes of a range, to the byte; `pull` fetches the bytes of a range. Other writes
-    ///   may become visible at the other side before the reply: those of the caller to a page that it evicts, those of the
-    ///   function to a page that the caller fetches. A program must not depend on their being hidden.
-    /// * Bytes that the caller writes after a page was fetched or was wholly written back merge with the function's
-    ///   writes to other bytes of the page. A page that was dirty when the call began, and that no single `syncmem` has
-    ///   written back as a whole, replaces the function's writes to that page when it goes home.
+    ///   may become visible at the other side before the reply: those of the caller to a page that the function has not used yet, or
+    ///   that the caller evicts; those of the function to a page that the caller fetches. A program must not depend on their being
+    ///   hidden.
+    /// * Writes to different bytes are both kept, as with weak ordering.
     Off,
 }
 

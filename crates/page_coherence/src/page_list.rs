@@ -38,9 +38,19 @@ impl PageList {
         (runs.len() <= RUNS_MAX).then(|| PageList::encode(runs.map(|(pages, right)| (pages, right == Right::Write))))
     }
 
-    /// The list of a set of written pages. A set of more than [`RUNS_MAX`] runs becomes the one run that covers it: a receiver
-    /// may take a page for written that is not, and drops a copy that it could have kept.
-    pub(crate) fn of_written(pages: &RunMap<()>) -> PageList {
+    /// A set of written pages as lists, the last of which may have no pages.
+    pub(crate) fn of_written(pages: &RunMap<()>) -> Vec<PageList> {
+        let runs: Vec<(Range<u64>, bool)> = pages.runs().map(|(pages, ())| (pages, true)).collect();
+        let mut lists: Vec<PageList> =
+            runs.chunks(RUNS_MAX).map(|runs| PageList::encode(runs.iter().cloned())).collect();
+        if lists.is_empty() {
+            lists.push(PageList::default());
+        }
+        lists
+    }
+
+    /// One list that covers a set of pages. A set of more than [`RUNS_MAX`] runs becomes the one run from the first page to the last one.
+    pub(crate) fn that_covers(pages: &RunMap<()>) -> PageList {
         match pages.bounds() {
             Some(all) if pages.runs().len() > RUNS_MAX => PageList::encode(std::iter::once((all, true))),
             _ => PageList::encode(pages.runs().map(|(pages, ())| (pages, true))),

@@ -43,15 +43,19 @@ fn bytes_that_are_no_list_are_malformed() {
 }
 
 #[test]
-fn a_set_of_too_many_runs_is_refused_as_rights_and_widened_as_written_pages() {
+fn a_set_of_too_many_runs_is_refused_as_rights_and_several_lists_of_written_pages() {
     let (mut rights, mut written) = (RunMap::default(), RunMap::default());
     for page in 0..=RUNS_MAX as u64 {
         rights.set(crate::PageNumber(7 + 2 * page), Right::Read);
         written.set(crate::PageNumber(7 + 2 * page), ());
     }
     assert_eq!(PageList::of_rights(&rights), None);
-    let all: Vec<_> = PageList::of_written(&written).runs().collect();
+    let all: Vec<_> = PageList::that_covers(&written).runs().collect();
     assert_eq!(all, [(7..8 + 2 * RUNS_MAX as u64, Right::Write)]);
+    let lists = PageList::of_written(&written);
+    assert_eq!(lists.iter().map(|list| list.runs().count()).collect::<Vec<_>>(), [RUNS_MAX, 1]);
+    assert!(lists.iter().flat_map(PageList::runs).map(|(pages, _)| pages).eq(written.runs().map(|(pages, ())| pages)));
+    assert_eq!(PageList::of_written(&RunMap::default()), [PageList::default()]);
 }
 
 /// A cache of 1 GiB (262,144 pages): scans and heaps that were filled in order leave long runs, random accesses single

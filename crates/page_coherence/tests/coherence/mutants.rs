@@ -28,6 +28,12 @@ fn every_mutant_is_caught() {
         Mutant::KeepDiscarded,
         Mutant::InstallDiscarded,
         Mutant::ListOvertaken,
+        Mutant::TakeUnsent,
+        Mutant::ListShared,
+        Mutant::PullUnsent,
+        Mutant::KeepShared,
+        Mutant::ServeUnannounced,
+        Mutant::KeepServed,
         Mutant::CancelRunning,
     ];
     let mut missed = Vec::new();

@@ -1,4 +1,4 @@
-//! Seeds: each draws a mode, programs, delays and faults, and runs until all threads have ended or a side is lost.
+//! Seeds: each draws modes, one after another, programs, delays and faults, and runs until all threads have ended or a side is lost.
 
 use std::time::Duration;
 
@@ -47,6 +47,7 @@ fn program(
             }
             12..17 if side == Side::Caller || mode != CoherenceMode::Off => ops.push(Op::Sync),
             17..20 if side == Side::Caller && mode == CoherenceMode::Off => ops.push(Op::Pull),
+            17..20 if side == Side::Executor => ops.push(Op::Service),
             20..60 => {
                 if shares_writes {
                     // No data races: each side writes words of its own.
@@ -70,6 +71,16 @@ fn mode_of(seed: u64) -> CoherenceMode {
     }
 }
 
+/// Lets everything arrive that is on its way when all threads have ended: storage for a killed function, answers to it, the last replies.
+fn finish_messages(system: &mut System) {
+    let kept = std::mem::take(&mut system.evictions);
+    system.kills = 0;
+    while let Some(step) = system.steps().first() {
+        system.apply(*step);
+    }
+    system.evictions = kept;
+}
+
 /// Runs a seed.
 pub fn run(seed: u64) -> Summary {
     let mut rng = Prng::new(seed);
@@ -84,16 +95,17 @@ pub fn run(seed: u64) -> Summary {
     let pages = 1 + rng.below(4);
     let callers = 1 + rng.below(3) as usize;
     let functions: Vec<usize> = (callers..callers + 3).collect();
-    let mut programs: Vec<Vec<Op>> = Vec::new();
     let discards = !rng.one_in(3);
-    for _ in 0..callers {
-        programs.push(program(&mut rng, Side::Caller, mode, pages, &functions, discards));
-    }
-    for _ in 0..3 {
-        programs.push(program(&mut rng, Side::Executor, mode, pages, &[], false));
-    }
+    let draw_programs = |rng: &mut Prng, mode: CoherenceMode| -> Vec<Vec<Op>> {
+        let of_callers: Vec<Vec<Op>> =
+            (0..callers).map(|_| program(rng, Side::Caller, mode, pages, &functions, discards)).collect();
+        let of_functions = (0..3).map(|_| program(rng, Side::Executor, mode, pages, &[], false));
+        of_callers.into_iter().chain(of_functions).collect()
+    };
+    let programs = draw_programs(&mut rng, mode);
     let mut system = System::new(mode, settings, programs, callers);
     system.follows_floors = true;
+    system.pages = pages;
     system.drops_its_own = rng.one_in(3);
     if rng.one_in(4) {
         system.own_all(settings);
@@ -103,7 +115,19 @@ pub fn run(seed: u64) -> Summary {
     let lost_at = if rng.one_in(7) { 20 + rng.below(300) } else { u64::MAX };
     let weights: [u64; 6] = std::array::from_fn(|_| 1 + rng.below(12));
     let mut summary = Summary::default();
-    while !system.is_done() && system.wrong.is_none() && summary.steps < lost_at {
+    let mut modes_left = rng.below(3);
+    while system.wrong.is_none() && summary.steps < lost_at {
+        if system.is_done() {
+            summary.calls += system.threads.len() as u64 - callers as u64;
+            if modes_left == 0 {
+                break;
+            }
+            modes_left -= 1;
+            finish_messages(&mut system);
+            let mode = mode_of(rng.below(8));
+            system.go_on(mode, draw_programs(&mut rng, mode));
+            continue;
+        }
         let steps = system.steps();
         let weight = |step: &Step| match step {
             Step::Thread(_) => 2 * weights[0],
@@ -138,15 +162,10 @@ pub fn run(seed: u64) -> Summary {
         summary.losses = 1;
         if rng.one_in(2) { system.lose_executor() } else { system.lose_caller() }
     } else if system.wrong.is_none() {
-        // What is still on its way: storage for a killed function, answers to it, the last replies.
-        (system.evictions, system.kills) = (0, 0);
-        while let Some(step) = system.steps().first() {
-            system.apply(*step);
-        }
+        finish_messages(&mut system);
         system.settle();
     }
     summary.ties = u64::from(system.ties);
-    summary.calls = system.threads.len() as u64 - callers as u64;
     summary.wrong = system.wrong;
     summary
 }

@@ -497,12 +497,15 @@ fn a_pull_that_a_discard_has_overtaken_changes_nothing() {
     pair.caller.discard(7..8, &mut pair.caller_out);
     assert!(!installs(&mut pair), "the bytes are older than the discard");
     pair.caller.pull(7 * PAGE_BYTES, 8, &mut pair.caller_out);
+    assert_eq!(pair.sent_by_caller(), [], "the executor has nothing of the page");
+    pair.executor_accesses(P, Access::Write);
+    pair.caller.pull(7 * PAGE_BYTES, 8, &mut pair.caller_out);
     assert!(installs(&mut pair), "these are newer");
     let bytes = PageBytes { page: P, offset: 0, count: 8 };
     pair.caller.receive(ToCaller::Pulled(bytes), NOW, &mut pair.caller_out).expect_err("nobody asked for them");
 }
 
-/// With coherence off a dropped page is clean, and an eviction sends nothing. If the discard itself is lost, the pool has old contents.
+/// If a discard is lost, the pool has old contents, and so has it if the zeros that went home are.
 #[test]
 fn a_discard_that_is_not_confirmed_leaves_its_pages_in_doubt() {
     let mut pair = Pair::new(CoherenceSettings::default());
@@ -513,7 +516,8 @@ fn a_discard_that_is_not_confirmed_leaves_its_pages_in_doubt() {
     let reply = pair.sent_by_executor().remove(0);
     pair.caller.receive(reply, NOW, &mut pair.caller_out).expect("legal");
     pair.caller.evict(P, &mut pair.caller_out).expect("it is not on its way");
-    assert_eq!(pair.sent_by_caller(), [ToExecutor::Discard { first: P, count: 2 }]);
+    let home = ToExecutor::Home { page: P, left: Right::None, payload: Payload::Page };
+    assert_eq!(pair.sent_by_caller(), [ToExecutor::Discard { first: P, count: 2 }, home]);
     let mut unconfirmed = RunMap::default();
     unconfirmed.insert(7..9, ());
     let loss = pair.caller.lost(&unconfirmed);

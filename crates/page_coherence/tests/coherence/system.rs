@@ -41,6 +41,8 @@ pub enum Op {
     Sync,
     /// At the caller: fetches all bytes that are the other side's, with coherence off.
     Pull,
+    /// At the executor: has the caller do something with all memory.
+    Service,
     /// At the caller: pushes the program with this number down, and waits for its end.
     Call(usize),
     /// As `Call`, but asks to remove the call from the queue, once.
@@ -76,6 +78,8 @@ pub enum Doing {
     Faulted(u64),
     /// Waits for a call.
     Calling(CallId),
+    /// Waits for a service of the caller.
+    Served,
     /// Was not started yet, or is over.
     Idle,
 }
@@ -100,7 +104,12 @@ pub enum Body {
     Words(Vec<(usize, u32)>),
     /// The zeros of a discard, which are no bytes of the message.
     Zeros(u32),
+    /// No message of the protocol: a thread of the executor needs a service, or the caller has done it.
+    Service(usize),
 }
+
+/// What pool memory has of a page that the caller has whole: no thread may find it.
+const NOBODYS: u32 = u32::MAX;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Copied {
@@ -219,14 +228,6 @@ pub struct System {
 impl System {
     /// A system whose first threads are the caller's, one for each number of a program in `callers`.
     pub fn new(mode: CoherenceMode, settings: CoherenceSettings, programs: Vec<Vec<Op>>, callers: usize) -> System {
-        let thread = |program| Thread {
-            side: Side::Caller,
-            program,
-            next: 0,
-            doing: Doing::Running,
-            call: None,
-            registers: [0; 2],
-        };
         System {
             mode,
             caller: CallerSide::new(settings),
@@ -238,7 +239,7 @@ impl System {
             loading: BTreeSet::new(),
             to_executor: VecDeque::new(),
             to_caller: VecDeque::new(),
-            threads: (0..callers).map(thread).collect(),
+            threads: (0..callers).map(thread_of_caller).collect(),
             pages: programs.iter().flatten().map(pages_of).max().unwrap_or(0),
             drops_its_own: false,
             programs: Programs(Arc::new(programs)),
@@ -261,6 +262,14 @@ impl System {
         self.caller = CallerSide::owning_all(settings);
         let zeros = Copied { contents: Contents::default(), twin: None, writable: None };
         self.copies = (0..self.pages).map(|page| (page, zeros.clone())).collect();
+    }
+
+    /// Goes on with other programs, and calls of another mode. All threads have ended, and nothing is on its way.
+    pub fn go_on(&mut self, mode: CoherenceMode, programs: Vec<Vec<Op>>) {
+        let callers = self.threads.iter().filter(|thread| thread.side == Side::Caller).count();
+        self.mode = mode;
+        self.threads = (0..callers).map(thread_of_caller).collect();
+        self.programs = Programs(Arc::new(programs));
     }
 
     pub fn fail(&mut self, what: String) {
@@ -331,6 +340,10 @@ impl System {
                 let (message, body) = self.to_executor.pop_front().expect("the step was possible");
                 self.count_tie(&message);
                 self.arrived[0] += u64::from(self.follows_floors);
+                if let Body::Service(thread) = body {
+                    return self.served(thread);
+                }
+                self.forget_listed(&message);
                 if matches!(message, ToExecutor::Discard { .. }) {
                     self.discard_arrived();
                 }
@@ -348,6 +361,9 @@ impl System {
                 let (message, body) = self.to_caller.pop_front().expect("the step was possible");
                 self.arrived[1] += u64::from(self.follows_floors);
                 self.bind_releases();
+                if let Body::Service(thread) = body {
+                    return self.serve(thread);
+                }
                 let result = self.caller.receive(message.clone(), self.now, &mut caller_out);
                 if let Err(error) = result {
                     self.fail(format!("the caller refuses {message:?}: {error}"));
@@ -440,6 +456,17 @@ impl System {
                 self.release(Side::Executor);
                 self.executor.syncmem(&mut executor_out);
             }
+            (Op::Service, _) => {
+                self.release(Side::Executor);
+                self.executor.before_service(&mut executor_out);
+                self.threads[index].doing = Doing::Served;
+                self.run_executor_outputs(executor_out, &Body::None);
+                self.threads[index].next += 1;
+                let nothing = ToCaller::CancelAnswer { call: CallId(u64::MAX), removed: false };
+                self.sent[1] += u64::from(self.follows_floors);
+                self.to_caller.push_back((nothing, Body::Service(index)));
+                return self.mark_releases();
+            }
             (Op::Pull, _) => {
                 for page in self.copies.keys() {
                     let rest = self.caller.pull(page * PAGE_BYTES + 2, 2, &mut caller_out);
@@ -447,10 +474,6 @@ impl System {
                 }
             }
             (Op::Call(program) | Op::CallAndCancel(program), _) => {
-                if self.mode == CoherenceMode::Off {
-                    let rest = self.caller.syncmem(0, self.pages * PAGE_BYTES, &mut caller_out);
-                    assert_eq!(rest, None);
-                }
                 // The number of a call says which program it is.
                 let call = CallId((thread.next * 100 + index * 10 + program) as u64);
                 match self.caller.call(call, self.mode, &mut caller_out) {
@@ -472,6 +495,52 @@ impl System {
         self.run_caller_outputs(caller_out, &Body::None);
         self.run_executor_outputs(executor_out, &Body::None);
         self.mark_releases();
+    }
+
+    /// A service of the caller: it sees what the function wrote before, and the function sees afterwards what was written here.
+    fn serve(&mut self, thread: usize) {
+        let mut out = Vec::new();
+        self.caller.before_service(&mut out);
+        self.acquire_at_caller();
+        self.run_caller_outputs(out, &Body::None);
+        self.release(Side::Caller);
+        let mut out = Vec::new();
+        self.caller.after_service(&mut out);
+        self.run_caller_outputs(out, &Body::None);
+        self.sent[0] += u64::from(self.follows_floors);
+        self.to_executor.push_back((ToExecutor::Cancel(CallId(u64::MAX)), Body::Service(thread)));
+        self.mark_releases();
+    }
+
+    /// The service is done.
+    fn served(&mut self, thread: usize) {
+        let mut out = Vec::new();
+        self.executor.after_service(&mut out);
+        self.run_executor_outputs(out, &Body::None);
+        if self.mode == CoherenceMode::Pso {
+            self.acquire(Side::Executor);
+        }
+        if self.threads[thread].doing == Doing::Served {
+            self.threads[thread].doing = Doing::Running;
+        }
+        self.bind_releases();
+    }
+
+    /// A call begins a context. Of what the list names as the caller's own, pool memory's contents are not used again, so a shim need
+    /// not keep them.
+    fn forget_listed(&mut self, message: &ToExecutor) {
+        let ToExecutor::Call { resident, .. } = message else { return };
+        if self.executor.has_context() {
+            return;
+        }
+        for (pages, _) in resident.runs().filter(|(_, right)| *right == Right::Write) {
+            for page in pages.start..pages.end.min(self.pages) {
+                if !self.executor.is_waiting(PageNumber(page)) {
+                    self.home.entry(page).and_modify(|contents| *contents = [NOBODYS; WORDS]);
+                    self.storage.insert(page, [NOBODYS; WORDS]);
+                }
+            }
+        }
     }
 
     /// The program drops pages: it has them from now on, as zeros.
@@ -734,7 +803,9 @@ impl System {
                     }
                 }
             }
-            Body::None | Body::Zeros(_) => self.fail("the caller installs a message without a body".to_owned()),
+            Body::None | Body::Zeros(_) | Body::Service(_) => {
+                self.fail("the caller installs a message without a body".to_owned())
+            }
         }
     }
 
@@ -782,7 +853,7 @@ impl System {
                         let home = self.home.get_mut(&page.0).expect("a page is filled before it is changed");
                         words.iter().for_each(|(place, value)| home[*place] = *value);
                     }
-                    Body::None | Body::Zeros(_) => {
+                    Body::None | Body::Zeros(_) | Body::Service(_) => {
                         self.fail("the executor installs a message without a body".to_owned());
                     }
                 },
@@ -839,12 +910,16 @@ impl System {
     }
 }
 
+fn thread_of_caller(program: usize) -> Thread {
+    Thread { side: Side::Caller, program, next: 0, doing: Doing::Running, call: None, registers: [0; 2] }
+}
+
 /// The page behind the last one that an operation names.
 fn pages_of(op: &Op) -> u64 {
     match op {
         Op::Read((page, _), _) | Op::Write((page, _), _) | Op::Add((page, _)) => page + 1,
         Op::Discard(first, count, _) => first + count,
-        Op::Sync | Op::Pull | Op::Call(_) | Op::CallAndCancel(_) => 0,
+        Op::Sync | Op::Pull | Op::Service | Op::Call(_) | Op::CallAndCancel(_) => 0,
     }
 }
 
