@@ -47,7 +47,8 @@ pub struct CallerSide {
     stale: RunMap<()>,
     /// Faults that the executor has to serve: at most one for each thread.
     waits: BTreeMap<PageNumber, Wait>,
-    /// Pages whose bytes are on their way after a pull, in order, and whether the program has dropped the page since.
+    /// Pages whose bytes are on their way after a pull, in order, and whether the program has dropped the page since, or has sent what it
+    /// wrote there.
     pulls: VecDeque<(PageNumber, bool)>,
 }
 
@@ -110,6 +111,11 @@ impl CallerSide {
     /// Whether any fault waits for the executor.
     pub fn has_waiting(&self) -> bool {
         !self.waits.is_empty()
+    }
+
+    /// The mode of the open calls; none if no call is open.
+    pub fn mode(&self) -> Option<CoherenceMode> {
+        self.mode
     }
 
     /// The resident pages, with the rights to them.
@@ -190,8 +196,9 @@ impl CallerSide {
         clean
     }
 
-    /// Whether only the caller has the page's contents.
-    fn has_alone(&self, page: PageNumber) -> bool {
+    /// Whether only the caller has the page's contents: it wrote the page, or dropped it, and pool memory has no version that the executor
+    /// could use.
+    pub fn has_alone(&self, page: PageNumber) -> bool {
         self.dirty.contains(page) && !self.twins.contains(page)
     }
 
@@ -330,10 +337,18 @@ impl CallerSide {
 
     /// Forgets that a page is dirty, once the message with its contents is among the outputs.
     fn cleaned(&mut self, page: PageNumber, out: &mut Vec<CallerOutput>) {
-        self.dirty.take(page);
+        if self.dirty.take(page) {
+            self.overtake_pulls(page.0..page.0 + 1);
+        }
         if self.twins.take(page) {
             out.push(Output::DropTwin(page));
         }
+    }
+
+    /// What was asked for of these pages is older than what the executor gets now.
+    fn overtake_pulls(&mut self, pages: Range<u64>) {
+        let pulls = self.pulls.iter_mut().filter(|(page, _)| pages.contains(&page.0));
+        pulls.for_each(|(_, is_overtaken)| *is_overtaken = true);
     }
 
     /// The program dropped the contents of pages, or unmapped them. They read as zeros from now on, for both sides, and the caller
@@ -353,16 +368,15 @@ impl CallerSide {
         self.dirty.insert(pages.clone(), ());
         let waits = self.waits.range_mut(PageNumber(pages.start)..PageNumber(pages.end));
         waits.for_each(|(_, wait)| wait.is_overtaken = true);
-        let pulls = self.pulls.iter_mut().filter(|(page, _)| pages.contains(&page.0));
-        pulls.for_each(|(_, is_overtaken)| *is_overtaken = true);
+        self.overtake_pulls(pages.clone());
         let (first, count) = (PageNumber(pages.start), pages.end - pages.start);
         out.push(Output::Send(ToExecutor::Discard { first, count }));
     }
 
     /// A synchronisation point of the caller for `bytes` bytes from `address` (section 4.2), before or during a call. What it wrote
     /// there is home before anything that it sends later, and it drops copies that are older than what the executor has announced.
-    /// With coherence off it sends exactly the bytes of the range, of pages that both sides have; otherwise it sends the pages that the
-    /// range touches.
+    /// With coherence off it sends what was written to exactly the bytes of the range, of pages that both sides have; otherwise it
+    /// sends the pages that the range touches.
     ///
     /// Returns the address from which to go on, if the range had more than [`SYNC_PAGES_MAX`] dirty pages.
     pub fn syncmem(&mut self, address: u64, bytes: u64, out: &mut Vec<CallerOutput>) -> Option<u64> {
@@ -376,9 +390,8 @@ impl CallerSide {
         for page in batch {
             let part = part_of(page, address, end);
             if self.mode == Some(CoherenceMode::Off) && !part.is_whole() && !self.has_alone(page) {
-                // In this order: a thread may write the page meanwhile, and the twin must have exactly what is sent.
-                out.push(Output::Rebase(part));
                 out.push(Output::Send(ToExecutor::Push(part)));
+                self.overtake_pulls(page.0..page.0 + 1);
                 continue;
             }
             // With shared writes the caller may go on writing; otherwise both sides may read from now on.
@@ -388,7 +401,8 @@ impl CallerSide {
         rest.map(|page| (page.0 * PAGE_BYTES).max(address))
     }
 
-    /// With coherence off, asks for the executor's bytes of a range; they arrive in the caller's copies of the pages.
+    /// With coherence off, asks for the executor's bytes of a range; they arrive in the caller's copies of the pages, except where
+    /// the caller has written bytes itself since it last sent them.
     /// Pages that are not resident need no request: the next access fetches them. Nor do those of which only the caller has the
     /// contents.
     ///
@@ -396,7 +410,7 @@ impl CallerSide {
     pub fn pull(&mut self, address: u64, bytes: u64, out: &mut Vec<CallerOutput>) -> Option<u64> {
         let (pages, end) = page_range(address, bytes);
         let resident = self.rights.runs_in(pages).flat_map(|(pages, _)| pages).map(PageNumber);
-        let mut shared = resident.filter(|page| !self.has_alone(*page) || mutant(Mutant::PullUnsent));
+        let mut shared = resident.filter(|page| !self.has_alone(*page));
         let asked: Vec<PageNumber> = shared.by_ref().take(SYNC_PAGES_MAX).collect();
         let rest = shared.next().map(|page| page.0 * PAGE_BYTES);
         for page in asked {
@@ -451,7 +465,12 @@ impl CallerSide {
                     return Err(CoherenceError::Protocol("it sent bytes that were not asked for"));
                 };
                 self.pulls.pop_front();
-                if self.right(range.page) != Right::None && (!is_overtaken || mutant(Mutant::InstallDiscarded)) {
+                let is_shared = self.right(range.page) != Right::None && !self.has_alone(range.page);
+                if is_overtaken && is_shared && !mutant(Mutant::InstallPulled) {
+                    // The bytes may be older than what went home since.
+                    self.pulls.push_back((range.page, false));
+                    out.push(Output::Send(ToExecutor::Pull(range)));
+                } else if is_shared || (mutant(Mutant::InstallDiscarded) && self.right(range.page) != Right::None) {
                     out.push(Output::Install(range.page));
                 }
             }

@@ -58,7 +58,7 @@ pub fn apply_diff(bytes: &[u8], page: &mut Page) -> Result<(), Malformed> {
 ///
 /// # Errors
 /// As [`apply_diff`].
-pub fn read_diff(bytes: &[u8], change: impl FnMut(usize, u8)) -> Result<(), Malformed> {
+pub(crate) fn read_diff(bytes: &[u8], change: impl FnMut(usize, u8)) -> Result<(), Malformed> {
     walk(bytes, |_, _| {})?;
     walk(bytes, change)
 }

@@ -69,6 +69,11 @@ impl ExecutorSide {
         self.context.as_ref().map_or(Right::None, |context| context.right(page))
     }
 
+    /// The mode of the calls; none if no context is there.
+    pub fn mode(&self) -> Option<CoherenceMode> {
+        self.context.as_ref().map(|context| context.mode)
+    }
+
     /// Whether a context is there.
     pub fn has_context(&self) -> bool {
         self.context.is_some()

@@ -42,8 +42,8 @@ base::mutants! {
         TakeUnsent,
         /// With shared writes the caller lists pages that both sides have as its own.
         ListShared,
-        /// The caller asks for the bytes of pages of which only it has the contents.
-        PullUnsent,
+        /// The caller installs pulled bytes that are older than what it has sent since.
+        InstallPulled,
         /// A page that both sides had stays the caller's alone after the last call.
         KeepShared,
         /// The executor has its caller serve a function without saying what the function wrote.

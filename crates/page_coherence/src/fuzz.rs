@@ -31,10 +31,10 @@ pub(crate) fn samples() -> Vec<Vec<u8>> {
         (ToExecutor::Call { call: CallId(5), mode: CoherenceMode::Pso, resident }, b"function".to_vec()),
         (ToExecutor::Cancel(CallId(5)), Vec::new()),
         (ToExecutor::Fetch { page, access: Access::Write, holds: true }, Vec::new()),
-        (ToExecutor::Home { page, left: Right::Write, payload: Payload::Diff }, difference),
+        (ToExecutor::Home { page, left: Right::Write, payload: Payload::Diff }, difference.clone()),
         (ToExecutor::Answer { page, left: Right::Read, payload: Payload::Page }, body.clone()),
         (ToExecutor::Discard { first: page, count: 300 }, Vec::new()),
-        (ToExecutor::Push(range), vec![1; 6]),
+        (ToExecutor::Push(range), difference),
         (ToExecutor::Pull(range), Vec::new()),
     ];
     let written = list(&[(3, 9, Right::Write)]);

@@ -87,7 +87,7 @@
 //! 12. When the program drops pages (`munmap`, `MADV_DONTNEED`), the caller has them from then on, as zeros, and sends *discard*. The executor
 //!     gives up its right, its copy and the contents in storage. It ends a load of such a page, and grants a fetch that waits for the
 //!     load without contents. A fetch or a pull that the caller sent before the discard is **overtaken**: the caller ignores the contents that
-//!     it brings, and a call does not list it.
+//!     it brings, and a call does not list it. So is a pull by what the caller sends of the page afterwards; it is sent again.
 //!
 //! Ending:
 //! 13. When a function ends, the executor sends *reply*. With the last call the temporary table ends, and its dirty bits are merged
@@ -186,9 +186,10 @@ mod output;
 mod page;
 mod page_list;
 mod run_map;
+mod word;
 
 pub use caller::{CallerSide, SYNC_PAGES_MAX};
-pub use diff::{DIFF_BYTES_MAX, Page, apply_diff, diff, read_diff};
+pub use diff::{DIFF_BYTES_MAX, Page, apply_diff, diff};
 pub use error::CoherenceError;
 pub use executor::ExecutorSide;
 pub use loss::Loss;
@@ -198,3 +199,4 @@ pub use output::{CallerOutput, ExecutorOutput, Output};
 pub use page::{Access, CallId, PAGE_BYTES, PAGE_NUMBERS, PageBytes, PageNumber, Right};
 pub use page_list::{PageList, RUNS_MAX};
 pub use run_map::RunMap;
+pub use word::WordChange;

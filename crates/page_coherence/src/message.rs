@@ -84,7 +84,7 @@ pub enum ToExecutor {
         /// How many: at least one.
         count: u64,
     },
-    /// With coherence off: bytes that the caller has written.
+    /// With coherence off: what the caller has written to the bytes of a range, as a difference.
     Push(PageBytes),
     /// With coherence off: the caller asks for bytes.
     Pull(PageBytes),
@@ -209,10 +209,7 @@ impl ToExecutor {
                 }
                 (ToExecutor::Discard { first, count }, Payload::None)
             }
-            (PUSH, [0, 0, 0]) => {
-                let range = read_range(&mut reader)?;
-                return Ok((ToExecutor::Push(range), read_exactly(reader, usize::from(range.count))?));
-            }
+            (PUSH, [0, 0, 0]) => (ToExecutor::Push(read_range(&mut reader)?), Payload::Diff),
             (PULL, [0, 0, 0]) => (ToExecutor::Pull(read_range(&mut reader)?), Payload::None),
             _ => return Err(reader.malformed("unknown kind of message to the executor, or unknown flags")),
         };

@@ -61,7 +61,7 @@ impl CoherenceMode {
     }
 
     /// Whether both sides may write one page at the same time.
-    pub(crate) fn shares_writes(self) -> bool {
+    pub fn shares_writes(self) -> bool {
         matches!(self, CoherenceMode::WeakOrdering | CoherenceMode::Off)
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::message::{CallOutcome, ToCaller, ToExecutor};
-use crate::page::{CallId, PageBytes, PageNumber};
+use crate::page::{CallId, PageNumber};
 
 /// What one side's shim does next. `M` is the kind of message that the side sends.
 ///
@@ -22,17 +22,16 @@ pub enum Output<M> {
     /// Let them no longer access the page. The caller's shim frees the copy and its twin; the executor's shim keeps the contents in
     /// pool memory.
     Unmap(PageNumber),
-    /// Write the body of the message that is being handled into the page, before anybody maps it: a page, a difference or
-    /// the bytes of a range. A range also goes into the page's twin, if it has one.
+    /// Write the body of the message that is being handled into the page, before anybody maps it: a page, a difference, or
+    /// the bytes of a range that were pulled. Those go into the page's twin as well, if it has one; bytes of the page that differ from the
+    /// twin stay.
     Install(PageNumber),
     /// Copy the page: the copy is its twin.
     Twin(PageNumber),
     /// Free the page's twin.
     DropTwin(PageNumber),
-    /// Copy these bytes of the page into its twin, if it has one: the other side has them now.
-    Rebase(PageBytes),
-    /// Send the message, with the contents that it names as they are now. The bytes of a range are those of the page's twin, if
-    /// it has one: threads may be writing the page itself.
+    /// Send the message, with the contents that it names as they are now. A push carries what differs from the page's twin in its
+    /// range, and the twin has exactly that from then on: threads may be writing the page meanwhile.
     Send(M),
     /// Let the threads that wait for the page try again.
     Wake(PageNumber),

@@ -25,7 +25,8 @@
 //! 5. **Faults.** An access to a page that is not there, or that is protected, is a fault in the sense of the coherence protocol.
 //! 6. **System calls** of the function are stopped by the kernel (Syscall User Dispatch) and made by the caller's waiting thread
 //!    ([`ToCaller::SystemCall`]). Files, futexes, allocations are therefore those of the caller. What changes the address space is made
-//!    on both sides. What would change the executor, or makes no sense there, is refused with an error number.
+//!    on both sides. What would change the executor, or makes no sense there, is refused with an error number. In the weaker modes of
+//!    coherence a system call is a synchronisation point of both sides, since the kernel works on the caller's copies of pages.
 //! 7. **Ending.** When the function returns, or a signal that its own instruction caused ends it, the executor sends
 //!    [`ToCaller::Ended`] and the coherence protocol's reply. The pages stay where they are.
 //! 8. **Cancelling.** When a call's time-out has passed, or another thread asks for it, the caller sends the coherence protocol's cancel. A call that
@@ -80,5 +81,5 @@ pub use area::{AREA_BYTES, Area, CONTEXTS_MAX, ExecutorState};
 pub use history::History;
 pub use limits::{AREA_ADDRESS, AREA_FILE, CALLER_PRIVATE, CONSTANT_PAGES_MAX, PRIVATE, SOCKET, VERSION};
 pub use link::{Attending, Link, Side};
-pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, ToCaller, ToExecutor};
+pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, SYNCHRONISE_CALL, ToCaller, ToExecutor};
 pub use ring::{FRAME_BYTES_MAX, Frame, RingError, Shape};

@@ -58,6 +58,9 @@ pub const EXITS: u32 = u32::MAX;
 /// The number of the system call, which no kernel has, by which a function says so. Its argument is the exit status.
 pub const EXIT_CALL: u64 = 0x4845_4444;
 
+/// The number of the system call, which no kernel has, by which a function synchronises: `heddle_syncmem`.
+pub const SYNCHRONISE_CALL: u64 = 0x4845_4445;
+
 /// How a function ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ended {

@@ -30,7 +30,7 @@ fn every_mutant_is_caught() {
         Mutant::ListOvertaken,
         Mutant::TakeUnsent,
         Mutant::ListShared,
-        Mutant::PullUnsent,
+        Mutant::InstallPulled,
         Mutant::KeepShared,
         Mutant::ServeUnannounced,
         Mutant::KeepServed,

@@ -45,9 +45,11 @@ fn program(
                 let program = functions[rng.index(functions.len())];
                 ops.push(if rng.one_in(4) { Op::CallAndCancel(program) } else { Op::Call(program) });
             }
+            12..15 if side == Side::Caller && mode == CoherenceMode::Off => ops.push(Op::SyncBytes),
             12..17 if side == Side::Caller || mode != CoherenceMode::Off => ops.push(Op::Sync),
             17..20 if side == Side::Caller && mode == CoherenceMode::Off => ops.push(Op::Pull),
             17..20 if side == Side::Executor => ops.push(Op::Service),
+            17..20 if mode == CoherenceMode::WeakOrdering => ops.push(Op::SyncBytes),
             20..60 => {
                 if shares_writes {
                     // No data races: each side writes words of its own.

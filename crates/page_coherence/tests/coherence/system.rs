@@ -39,7 +39,9 @@ pub enum Op {
     Discard(u64, u64, Option<u32>),
     /// A synchronisation point for all memory.
     Sync,
-    /// At the caller: fetches all bytes that are the other side's, with coherence off.
+    /// At the caller: a synchronisation point for some bytes of each page.
+    SyncBytes,
+    /// At the caller: fetches all bytes that are the other side's, and some of its own, with coherence off.
     Pull,
     /// At the executor: has the caller do something with all memory.
     Service,
@@ -449,6 +451,15 @@ impl System {
                     from = self.caller.syncmem(address, self.pages * PAGE_BYTES - address, &mut caller_out);
                 }
             }
+            (Op::SyncBytes, _) => {
+                self.acquire_at_caller();
+                self.release(Side::Caller);
+                // All words of this side, and one of the other's.
+                for page in self.copies.keys() {
+                    let rest = self.caller.syncmem(page * PAGE_BYTES, WORDS as u64 - 1, &mut caller_out);
+                    assert_eq!(rest, None);
+                }
+            }
             (Op::Sync, Side::Executor) => {
                 if self.mode == CoherenceMode::Pso {
                     self.acquire(Side::Executor);
@@ -469,7 +480,7 @@ impl System {
             }
             (Op::Pull, _) => {
                 for page in self.copies.keys() {
-                    let rest = self.caller.pull(page * PAGE_BYTES + 2, 2, &mut caller_out);
+                    let rest = self.caller.pull(page * PAGE_BYTES + 1, WORDS as u64 - 1, &mut caller_out);
                     assert_eq!(rest, None);
                 }
             }
@@ -757,13 +768,6 @@ impl System {
                         copy.twin = None;
                     }
                 }
-                Output::Rebase(range) => {
-                    if let Some(copy) = self.copies.get_mut(&range.page.0)
-                        && let Some(twin) = &mut copy.twin
-                    {
-                        words(range).for_each(|place| twin[place] = copy.contents[place]);
-                    }
-                }
                 Output::Send(message) => {
                     let body = self.caller_body(&message);
                     self.sent[0] += u64::from(self.follows_floors);
@@ -796,7 +800,10 @@ impl System {
             Body::Words(words) => {
                 if let Some(copy) = self.copies.get_mut(&page) {
                     for (place, value) in words {
-                        copy.contents[*place] = *value;
+                        let is_written = copy.twin.is_some_and(|twin| twin[*place] != copy.contents[*place]);
+                        if !is_written {
+                            copy.contents[*place] = *value;
+                        }
                         if let Some(twin) = &mut copy.twin {
                             twin[*place] = *value;
                         }
@@ -824,13 +831,13 @@ impl System {
                 let changed = (0..WORDS).filter(|place| twin[*place] != copy.contents[*place]);
                 Body::Words(changed.map(|place| (place, copy.contents[place])).collect())
             }
-            ToExecutor::Push(range) => match copy(&range.page) {
-                Some(copy) => {
-                    let from = copy.twin.as_ref().unwrap_or(&copy.contents);
-                    Body::Words(words(*range).map(|place| (place, from[place])).collect())
-                }
-                None => Body::None,
-            },
+            ToExecutor::Push(range) => {
+                let copy = self.copies.get_mut(&range.page.0).expect("a pushed page is there");
+                let twin = copy.twin.as_mut().expect("it has a twin");
+                let changed: Vec<usize> = words(*range).filter(|place| twin[*place] != copy.contents[*place]).collect();
+                changed.iter().for_each(|place| twin[*place] = copy.contents[*place]);
+                Body::Words(changed.into_iter().map(|place| (place, copy.contents[place])).collect())
+            }
             // The newest value of a word that is just being dropped.
             ToExecutor::Discard { first, .. } => Body::Zeros(self.truth.newest[&(first.0, 0)]),
             _ => Body::None,
@@ -919,7 +926,7 @@ fn pages_of(op: &Op) -> u64 {
     match op {
         Op::Read((page, _), _) | Op::Write((page, _), _) | Op::Add((page, _)) => page + 1,
         Op::Discard(first, count, _) => first + count,
-        Op::Sync | Op::Pull | Op::Service | Op::Call(_) | Op::CallAndCancel(_) => 0,
+        Op::Sync | Op::SyncBytes | Op::Pull | Op::Service | Op::Call(_) | Op::CallAndCancel(_) => 0,
     }
 }
 
