@@ -1,4 +1,4 @@
-//! Which pages a function has needed so far, to ask for them before it does.
+//! Which pages a function of a thread has needed so far, to ask for them before it does.
 //!
 //! A page that a function needs costs it a fault and a round trip; pages that are asked for together cost far less each. Most calls of
 //! a function need some pages every time: its part of the stack, the thread block, the allocator's state, what its argument names.
@@ -11,15 +11,18 @@ use page_coherence::{Access, PageNumber};
 
 /// One run in so many is for learning.
 const LEARN_EVERY: u64 = 32;
-/// Functions that are remembered. If there are more, all are forgotten.
+/// Functions of threads that are remembered. If there are more, all are forgotten.
 const FUNCTIONS_MAX: usize = 256;
 /// Pages of a function that are remembered.
 const PAGES_MAX: usize = 32;
 
+/// A function and the thread block of the thread that calls it: its stack and its variables are its own.
+pub type Runner = (u64, u64);
+
 /// What is known of functions.
 #[derive(Default)]
 pub struct History {
-    functions: BTreeMap<u64, Function>,
+    functions: BTreeMap<Runner, Function>,
 }
 
 #[derive(Default)]
@@ -34,7 +37,7 @@ struct Function {
 
 impl History {
     /// A run of a function begins; the pages that it is expected to need, and how.
-    pub fn begin(&mut self, function: u64) -> Vec<(PageNumber, Access)> {
+    pub fn begin(&mut self, function: Runner) -> Vec<(PageNumber, Access)> {
         if self.functions.len() == FUNCTIONS_MAX && !self.functions.contains_key(&function) {
             self.functions.clear();
         }
@@ -54,7 +57,7 @@ impl History {
     }
 
     /// A run of a function needed a page that was not there.
-    pub fn note(&mut self, function: u64, page: PageNumber, access: Access) {
+    pub fn note(&mut self, function: Runner, page: PageNumber, access: Access) {
         let Some(known) = self.functions.get_mut(&function).filter(|known| known.is_learning) else { return };
         if known.needed.len() < PAGES_MAX || known.needed.contains_key(&page) {
             let noted = known.needed.entry(page).or_insert(access);
@@ -67,7 +70,7 @@ impl History {
 mod tests {
     use super::*;
 
-    const FUNCTION: u64 = 0x40_0000;
+    const FUNCTION: Runner = (0x40_0000, 0x7f00_0000_0740);
 
     /// Runs a function that needs these pages; those that were asked for ahead do not fault.
     fn run(history: &mut History, needed: &[u64]) -> Vec<u64> {
@@ -113,7 +116,7 @@ mod tests {
     #[test]
     fn what_is_remembered_has_a_bound() {
         let mut history = History::default();
-        for function in 0..3 * FUNCTIONS_MAX as u64 {
+        for function in (0..3 * FUNCTIONS_MAX as u64).map(|thread| (0x40_0000, thread)) {
             history.begin(function);
             (0..100).for_each(|page| history.note(function, PageNumber(page), Access::Read));
             assert!(history.functions.len() <= FUNCTIONS_MAX);

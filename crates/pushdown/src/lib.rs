@@ -78,7 +78,7 @@ mod message;
 mod ring;
 
 pub use area::{AREA_BYTES, Area, CONTEXTS_MAX, ExecutorState};
-pub use history::History;
+pub use history::{History, Runner};
 pub use limits::{AREA_ADDRESS, AREA_FILE, CALLER_PRIVATE, CONSTANT_PAGES_MAX, PRIVATE, SOCKET, VERSION};
 pub use link::{Attending, Link, Side};
 pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, SYNCHRONISE_CALL, ToCaller, ToExecutor};

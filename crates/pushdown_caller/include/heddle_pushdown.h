@@ -31,7 +31,26 @@
  *   - It cannot start threads or processes: fork(), vfork(), posix_spawn() and pthread_create() fail with EAGAIN.
  *     System calls that would change the executor rather than the process (execve, arch_prctl, ptrace) fail too.
  *   - Shared memory (MAP_SHARED) and memory of devices are out of reach: touching them is a SIGSEGV of the function.
- *   - heddle_pushdown() and heddle_pushdown_open() return HEDDLE_PUSHDOWN_REFUSED, and heddle_syncmem() does nothing.
+ *   - heddle_pushdown() and heddle_pushdown_open() return HEDDLE_PUSHDOWN_REFUSED.
+ *
+ * Weaker coherence
+ *
+ *   While both sides use one page, it travels between them: each change of hands costs some 10 microseconds. Programs that can do with
+ *   less than one memory say so by a flag of the call: HEDDLE_PUSHDOWN_PSO, HEDDLE_PUSHDOWN_WEAK, HEDDLE_PUSHDOWN_OFF. In each of them
+ *
+ *   - the function sees all that this process had written when the call began, and after the call this process sees all that the
+ *     function has written: to variables, on the stack of the caller, errno, the heap;
+ *   - the sides see something of each other's writes at the latest where they synchronise: with heddle_syncmem(), which functions call
+ *     too; so it is with each system call of a function, for the whole memory, on both sides. System calls of other threads of this process
+ *     see what their thread sees;
+ *   - of one side, all threads see one memory, with locks and atomics as usual. The functions of all calls are one side.
+ *
+ *   What does not work between the sides while a call runs: with HEDDLE_PUSHDOWN_WEAK and HEDDLE_PUSHDOWN_OFF atomic operations, and
+ *   with them all locks; with HEDDLE_PUSHDOWN_PSO a lock excludes others, but what it protects may be seen as it was before. So a function
+ *   must not use what other threads of this process use meanwhile, and hide behind a lock: the same FILE, a lazily initialised
+ *   variable, above all the heap. malloc() and free() of one arena by a function and by another thread of this process at the same time
+ *   destroy the heap. A program is safe if its functions allocate nothing and free nothing, or if all other threads that do so wait.
+ *   What both sides use, they use by writes to bytes of their own, and heddle_syncmem().
  *
  * Signals
  *
@@ -83,13 +102,15 @@ enum {
      * locks that it held stay locked. The executor goes on: other calls are not affected. */
     HEDDLE_PUSHDOWN_SIGNAL = 1,
     /* The executor was lost. It is unknown what the function did. The memory that the executor had at that moment is lost with it:
-     * a thread that touches it ends the process, with a message. Later calls fail. */
+     * a thread that touches it ends the process, with a message. Later calls fail. In a weaker mode this process goes on with its own view
+     * of pages that both sides had, unless the function had written them and synchronised. */
     HEDDLE_PUSHDOWN_LOST = 2,
-    /* Too many calls wait for the executor. The function has not run; try again later, or call it here. */
+    /* Too many calls wait for the executor, or calls with another flag for coherence run. The function has not run; try again later,
+     * or call it here. It does not wait by itself: a running function may be waiting for what this thread does next. */
     HEDDLE_PUSHDOWN_BUSY = 3,
     /* The function has not run, and would not the next time: this process cannot push functions down
-     * (heddle_pushdown_open() has not succeeded, or this is a child made by fork()), the caller is itself a pushed function, the flags are
-     * unknown, or a call with other flags is running. */
+     * (heddle_pushdown_open() has not succeeded, or this is a child made by fork()), the caller is itself a pushed function, or the flags
+     * are unknown. */
     HEDDLE_PUSHDOWN_REFUSED = 4,
     /* The call was cancelled before its turn came: the function has not run. */
     HEDDLE_PUSHDOWN_CANCELLED = 5,
@@ -100,13 +121,34 @@ enum {
     HEDDLE_PUSHDOWN_DECLINED = 7
 };
 
-/* Flags of heddle_pushdown(). */
+/* Flags of heddle_pushdown(): one of these. All calls that run at the same time have the same. */
 enum {
     /* Each read sees the newest write of either side. */
-    HEDDLE_PUSHDOWN_COHERENT = 0
+    HEDDLE_PUSHDOWN_COHERENT = 0,
+    /* Partial store order: readers are not disturbed. When one side begins to write a page, the other keeps reading its copy as it was.
+     *
+     * - One side at a time can write a page, and it writes onto the newest contents: no write is lost, and atomic read-modify-write
+     *   operations (atomic_fetch_add() and the like) work between the sides.
+     * - A plain read may see an older value than the newest. The values that a side sees in one place never go backwards.
+     *   Writes to different pages may be seen in another order than they were made in.
+     * - heddle_syncmem() on the reading side drops its old copies: what is read afterwards is as new as that moment. */
+    HEDDLE_PUSHDOWN_PSO = 1,
+    /* Weak ordering: both sides write the same page at the same time, without messages.
+     *
+     * - Writes of the two sides to different bytes are both kept, in neighbouring bytes too. If both write the same byte, either value
+     *   remains. An aligned number of up to eight bytes that only one side writes is never seen half written.
+     * - To hand something over, the writing side calls heddle_syncmem() after it has written, and says so; the reading side
+     *   calls heddle_syncmem() after it has heard it, and then reads. It may be said by a system call (a pipe, say), or by a variable that
+     *   the reader looks at after a heddle_syncmem() each time. */
+    HEDDLE_PUSHDOWN_WEAK = 2,
+    /* No coherence: as HEDDLE_PUSHDOWN_WEAK, but in this process heddle_syncmem() sends what was written to exactly the bytes of its range,
+     * and heddle_pullmem() fetches exactly the bytes of its own. heddle_syncmem() in a function does nothing: what the function has written is
+     * fetched. Other writes may be seen too, for example all of a page that the function uses for the first time. */
+    HEDDLE_PUSHDOWN_OFF = 3
 };
 
-/* Flags of heddle_pushdown_terms: what follows if a call was cancelled, or is busy. With both, the last attempt is made here. */
+/* Flags of heddle_pushdown_terms, beside one for coherence: what follows if a call was cancelled, or is busy. With both, the last attempt
+ * is made here. */
 enum {
     /* function(argument) is called here, on this thread, and the call is HEDDLE_PUSHDOWN_OK when it returns. This happens only if the
      * function has certainly not run in the executor. */
@@ -233,8 +275,12 @@ size_t heddle_pushdown_torn(struct heddle_pushdown_range *ranges, size_t count);
 /* Fills *statistics. Returns HEDDLE_PUSHDOWN_OK or HEDDLE_PUSHDOWN_REFUSED. */
 int heddle_pushdown_statistics(struct heddle_pushdown_statistics *statistics);
 
-/* Sends home what this process has written to the pages of a range, so that a function finds them there and need not ask for each
- * one. This is about speed only: with HEDDLE_PUSHDOWN_COHERENT both sides see the same bytes with it and without it.
+/* A synchronisation point for a range of memory. It may be called before a call, beside one, and by a function, where it counts for all
+ * memory.
+ *
+ * Sends home what this process has written to the pages of the range, so that a function finds it there, and need not ask for each page;
+ * with HEDDLE_PUSHDOWN_OFF, the bytes of the range. Drops copies of these pages that are known to be old. With
+ * HEDDLE_PUSHDOWN_COHERENT it is about speed only: both sides see the same bytes with it and without it.
  *
  * Returns HEDDLE_PUSHDOWN_OK, HEDDLE_PUSHDOWN_LOST or HEDDLE_PUSHDOWN_REFUSED. */
 int heddle_syncmem(const void *start, size_t bytes);
@@ -245,6 +291,25 @@ int heddle_syncmem(const void *start, size_t bytes);
  *
  * Returns the address, or NULL with errno: EBUSY while functions run, ENOTCONN if functions cannot be pushed down, EINVAL for 0 bytes, ENOMEM. */
 void *heddle_far_map(size_t bytes, size_t budget);
+
+/* With HEDDLE_PUSHDOWN_OFF: fetches what functions have written to the bytes of a range, and waits until it is here. Bytes that this process
+ * has written, and not sent home by heddle_syncmem(), stay. With the other flags, and in a function, it is heddle_syncmem().
+ *
+ * Returns HEDDLE_PUSHDOWN_OK, HEDDLE_PUSHDOWN_LOST or HEDDLE_PUSHDOWN_REFUSED. */
+int heddle_pullmem(const void *start, size_t bytes);
+
+/* What coherence has cost so far. */
+struct heddle_pushdown_counts {
+    /* Always sizeof(struct heddle_pushdown_counts): later versions may have more members. */
+    size_t size;
+    /* Messages about pages that this process has sent, and those that it has received: one for each page that was asked for, answered,
+     * sent or listed, and two for each call. */
+    unsigned long long sent;
+    unsigned long long received;
+};
+
+/* Writes the counts. Returns HEDDLE_PUSHDOWN_OK or HEDDLE_PUSHDOWN_REFUSED. */
+int heddle_pushdown_counts(struct heddle_pushdown_counts *counts);
 
 #ifdef __cplusplus
 }

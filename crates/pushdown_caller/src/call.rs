@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use bare::system_call::pause;
-use page_coherence::CallId;
+use page_coherence::{CallId, CoherenceMode};
 use pushdown::{EXITS, Ended, Registers};
 
 use crate::outcome::{Outcome, Task};
@@ -30,6 +30,8 @@ const PUSHES_MAX: u32 = 10;
 /// How long a thread pauses before it pushes down again, in microseconds: first, and at most.
 const BACK_OFF: Range<i64> = 1000..64_000;
 
+/// How long to wait for a fork to be over, in microseconds.
+const FORK_PAUSE: i64 = 50;
 const PAGE: u64 = bare::PAGE_BYTES as u64;
 /// Bytes below the stack pointer of a call that its thread uses itself, before and after it.
 const LIVE_BYTES: u64 = 2 * PAGE;
@@ -110,6 +112,9 @@ fn wait_through(registers: Registers, terms: &Terms, signals: &mut u64) -> Optio
                 return Some(outcome);
             }
             Task::SystemCall(number, arguments) => {
+                while terms.mode != CoherenceMode::Coherent && !CALLER.acquire().as_mut()?.before_service() {
+                    pause(FORK_PAUSE);
+                }
                 let value = system_calls::make(number, arguments, signals);
                 CALLER.acquire().as_mut()?.returned(call, value);
             }

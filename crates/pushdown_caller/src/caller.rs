@@ -9,27 +9,30 @@ use bare::alarm::now;
 use bare::system_call::Errno;
 use base::ErrorKind;
 use page_coherence::{
-    Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceMode, CoherenceSettings, Output, PAGE_NUMBERS,
-    PageNumber, Payload, Right, RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
+    Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceSettings, Output, PAGE_NUMBERS,
+    PageNumber, Right, RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
-use pushdown::{Ended, History, Link, Registers, RingError, ToCaller, ToExecutor};
+use pushdown::{Ended, History, Link, Registers, RingError, Runner, ToCaller, ToExecutor};
 
+use crate::contents::{TakenPage, payload};
 use crate::counts::Counts;
 use crate::far::FarMemory;
 use crate::forks::Forks;
 use crate::mappings::Mappings;
 use crate::message::print;
 use crate::outcome::{Outcome, Task};
-use crate::pages::{PageContents, Pages};
+use crate::pages::Pages;
+use crate::synchronise::{MessageCounts, PullCounts};
 use crate::terms::{Cancelling, Terms};
 use crate::tickets::Tickets;
+use crate::twins::Twins;
 use crate::watch::Watch;
 
 const UNKNOWN_CALL: Broken = Broken::Protocol("a message about a call that is not open");
 
 /// A call whose thread has not gone on.
 pub(crate) struct Call {
-    function: u64,
+    runner: Runner,
     /// A system call for its function that its thread has not made.
     system_call: Option<(u64, [u64; 6])>,
     /// How the function ended, and how the call did.
@@ -47,9 +50,6 @@ pub(crate) struct Call {
 const STACK_BYTES_MAX: u64 = 64 << 20;
 /// Pages that are asked for at a time: their contents have room in the ring.
 pub(crate) const FETCHES_MAX: usize = 128;
-
-/// A page that was taken from the program, and its contents.
-pub(crate) type TakenPage = (PageNumber, Box<PageContents>);
 
 /// Why the executor is given up.
 pub(crate) enum Broken {
@@ -77,7 +77,10 @@ pub(crate) struct Caller {
     pub(crate) link: &'static Link,
     pub(crate) side: CallerSide,
     pub(crate) pages: Pages,
+    pub(crate) twins: Twins,
     pub(crate) mappings: Mappings,
+    pub(crate) message_counts: MessageCounts,
+    pub(crate) pulls: PullCounts,
     pub(crate) calls: BTreeMap<CallId, Call>,
     pub(crate) calls_made: u64,
     pub(crate) tickets: Tickets,
@@ -88,7 +91,7 @@ pub(crate) struct Caller {
     /// The page behind those that were asked for last, and how many of them were asked for ahead.
     pub(crate) stream: (u64, u64),
     /// The function that has returned last, and which pages the program has needed after a return of each.
-    pub(crate) returned_last: u64,
+    pub(crate) returned_last: Runner,
     pub(crate) history: History,
     /// The executor is gone.
     pub(crate) is_lost: bool,
@@ -114,7 +117,10 @@ impl Caller {
             side: CallerSide::owning_all(CoherenceSettings { contexts_max, ..CoherenceSettings::default() }),
             link: Box::leak(Box::new(link)),
             pages,
+            twins: Twins::new(),
             mappings,
+            message_counts: MessageCounts::default(),
+            pulls: PullCounts::default(),
             calls: BTreeMap::new(),
             calls_made: 0,
             tickets: Tickets::default(),
@@ -122,7 +128,7 @@ impl Caller {
             watch,
             constant: RunMap::default(),
             stream: (0, 0),
-            returned_last: 0,
+            returned_last: (0, 0),
             history: History::default(),
             is_lost: false,
             events_handled: 0,
@@ -203,6 +209,7 @@ impl Caller {
             ToCaller::Coherence(bytes) => {
                 let (message, body) = CoherenceToCaller::decode(bytes)
                     .map_err(|_| Broken::Protocol("a malformed message about a page"))?;
+                self.message_counts.received += 1;
                 match &message {
                     CoherenceToCaller::Request { page, access } if self.keeps(*page) => {
                         self.forks.defer(*page, *access);
@@ -241,12 +248,23 @@ impl Caller {
     }
 
     pub(crate) fn receive(&mut self, mut message: CoherenceToCaller, body: &[u8]) -> Result<(), Broken> {
+        let pulled = match &message {
+            CoherenceToCaller::Pulled(range) => Some(*range),
+            _ => None,
+        };
         let taken = self.take_for(&mut message)?;
         let mut out = Vec::new();
         // The clock says when to ask again for a page that the executor asks for.
         let now = if matches!(message, CoherenceToCaller::Request { .. }) { now() } else { Duration::ZERO };
         self.side.receive(message, now, &mut out).map_err(|_| Broken::Protocol("a message out of turn"))?;
-        self.carry_out_with(taken, out, body)
+        let done = match pulled.filter(|range| out.contains(&Output::Install(range.page))) {
+            Some(range) => self.install_bytes(range, body),
+            None => self.carry_out_with(taken, out, body),
+        };
+        if pulled.is_some() {
+            self.pulls.has_come();
+        }
+        done
     }
 
     pub(crate) fn tell(&self, message: &ToExecutor) -> Result<(), Broken> {
@@ -269,8 +287,7 @@ impl Caller {
         // A page is out of the program's sight before the executor learns that it may write it.
         for at in 1..outputs.len() {
             if matches!(outputs[at], Output::Unmap(_))
-                && matches!(outputs[at - 1], Output::Send(_))
-                && !carries_page(&outputs[at - 1])
+                && matches!(&outputs[at - 1], Output::Send(message) if payload(message).is_none())
             {
                 outputs.swap(at - 1, at);
             }
@@ -284,7 +301,7 @@ impl Caller {
                 }
                 Output::Protect(page) if gives_up(outputs.front(), page) => {
                     if taken.as_ref().is_none_or(|(already, _)| *already != page) {
-                        taken = Some((page, self.pages.take(page)?));
+                        taken = Some((page, Some(self.pages.take(page)?)));
                     }
                 }
                 Output::Protect(page) => self.pages.protect(page)?,
@@ -293,7 +310,13 @@ impl Caller {
                         self.pages.take(page)?;
                     }
                     self.far.unmapped(page);
+                    self.twins.drop(page);
                 }
+                Output::Twin(page) => {
+                    let contents = self.pages.contents_to_write(page)?;
+                    self.twins.keep(page, contents);
+                }
+                Output::DropTwin(page) => self.twins.drop(page),
                 Output::Install(page) => {
                     self.pages.arrived(
                         page,
@@ -301,19 +324,11 @@ impl Caller {
                     );
                 }
                 Output::Send(message) => {
-                    let payload = match &message {
-                        CoherenceToExecutor::Answer { page, payload: Payload::Page, .. }
-                        | CoherenceToExecutor::Home { page, payload: Payload::Page, .. } => Some(*page),
-                        _ => None,
-                    };
-                    let contents = match (payload, &taken) {
-                        (Some(page), Some((already, contents))) if *already == page => Some(contents.clone()),
-                        (Some(page), _) => Some(self.pages.contents(page)?),
-                        (None, _) => None,
-                    };
-                    let body = contents.as_ref().map_or(&[][..], |contents| &contents[..]);
+                    let body = self.body(&message, &mut taken)?;
                     let head = ToExecutor::Coherence(message.encode());
-                    self.link.send_to_executor(&head, body)?;
+                    self.link.send_to_executor(&head, &body)?;
+                    self.message_counts.sent += 1;
+                    self.pulls.open += u64::from(matches!(message, CoherenceToExecutor::Pull(_)));
                 }
                 Output::Wake(page) => self.pages.wake(page)?,
                 Output::Finished(call, outcome) => {
@@ -327,8 +342,8 @@ impl Caller {
                     });
                 }
                 Output::CancelDeclined(call) => self.declined(call),
-                // Only the default mode is used, and the pool's outputs are not this side's.
-                _ => return Err(Broken::Protocol("a message for another mode")),
+                // The pool's outputs are not this side's.
+                _ => return Err(Broken::Protocol("a message that only the executor gets")),
             }
         }
         // While memory follows a move, faults at its new place have to wait.
@@ -373,7 +388,7 @@ impl Caller {
         if self.tickets.is_cancelled(terms.ticket) {
             return Err(Outcome::Cancelled);
         }
-        match self.side.call(call, CoherenceMode::Coherent, &mut out) {
+        match self.side.call(call, terms.mode, &mut out) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Retry => return Err(Outcome::Busy),
             Err(_) => return Err(Outcome::Lost),
@@ -382,7 +397,7 @@ impl Caller {
         self.tickets.open_call(terms.ticket, call);
         let cancel_at = terms.timeout.map(|timeout| now().saturating_add(timeout));
         let open = Call {
-            function: registers.function,
+            runner: (registers.function, registers.thread_block),
             system_call: None,
             ended: Ended::default(),
             outcome: None,
@@ -400,6 +415,7 @@ impl Caller {
         let done = match &out[..] {
             // All that a call needs. The executor does not have to look twice.
             [Output::Send(message)] => {
+                self.message_counts.sent += 1;
                 let call = ToExecutor::Coherence(message.encode());
                 self.link.send_both_to_executor([&start, &call]).map_err(Broken::from)
             }
@@ -413,22 +429,22 @@ impl Caller {
     pub(crate) fn next_task(&mut self, call: CallId) -> Option<Task> {
         let open = self.calls.get_mut(&call)?;
         if let Some(outcome) = open.outcome {
-            let (function, ticket, torn) = (open.function, open.ticket, std::mem::take(&mut open.torn));
+            let (runner, ticket, torn) = (open.runner, open.ticket, std::mem::take(&mut open.torn));
             self.counts.add(outcome);
             self.tickets.close_call(ticket, call, outcome, torn);
             self.calls.remove(&call);
-            return Some(Task::End(outcome, self.ask_back(function)));
+            return Some(Task::End(outcome, self.ask_back(runner)));
         }
         open.system_call.take().map(|(number, arguments)| Task::SystemCall(number, arguments))
     }
 
     /// A function has returned: asks for the pages of the executor that the program is expected to need now. Returns them.
-    fn ask_back(&mut self, function: u64) -> Vec<PageNumber> {
+    fn ask_back(&mut self, runner: Runner) -> Vec<PageNumber> {
         if self.is_lost {
             return Vec::new();
         }
-        self.returned_last = function;
-        let expected = self.history.begin(function);
+        self.returned_last = runner;
+        let expected = self.history.begin(runner);
         let mut asked = Vec::new();
         for (page, _) in expected {
             if self.is_away(page) {
@@ -456,27 +472,11 @@ impl Caller {
 
     /// The function's system call has returned, and perhaps the function was killed meanwhile.
     pub(crate) fn returned(&mut self, call: CallId, value: i64) {
+        self.after_service();
         let is_awaited = self.calls.get(&call).is_some_and(|open| open.outcome.is_none());
         if is_awaited && !self.is_lost {
             let told = self.tell(&ToExecutor::Returned(call, value));
             self.check(told);
-        }
-    }
-
-    /// A synchronisation point: what was written in a range is sent home.
-    pub(crate) fn syncmem(&mut self, address: u64, bytes: u64) {
-        // Only what the kernel reports can be protected.
-        let pages = pages_of(address, address.saturating_add(bytes));
-        let runs: Vec<Range<u64>> = self.pages.registered_in(pages);
-        for run in runs {
-            let (mut at, end) = (run.start * PAGE_BYTES as u64, run.end * PAGE_BYTES as u64);
-            while at < end && !self.is_lost {
-                let mut out = Vec::new();
-                let next = self.side.syncmem(at, end - at, &mut out);
-                let done = self.carry_out(out, &[]);
-                self.check(done);
-                at = next.unwrap_or(end);
-            }
         }
     }
 
@@ -526,9 +526,14 @@ impl Caller {
             return;
         }
         let waiting: Vec<PageNumber> = self.side.awaited().collect();
-        let _ = self.side.lost(&RunMap::default());
+        let loss = self.side.lost(&RunMap::default());
+        self.twins.clear();
         self.watch.kill();
         self.put_off.clear();
+        for page in loss.old.pages() {
+            // The function wrote it, and said so. What is here is of no use any more.
+            let _ = self.pages.take(page);
+        }
         for call in self.calls.values_mut() {
             call.outcome = Some(Outcome::Lost);
         }
@@ -549,23 +554,13 @@ impl Caller {
     }
 }
 
-/// Whether a message carries the contents of a page.
-fn carries_page(output: &CallerOutput) -> bool {
-    matches!(
-        output,
-        Output::Send(
-            CoherenceToExecutor::Answer { payload: Payload::Page, .. }
-                | CoherenceToExecutor::Home { payload: Payload::Page, .. },
-        )
-    )
-}
-
 /// Whether a message gives up a page together with its contents.
 fn gives_up(next: Option<&CallerOutput>, page: PageNumber) -> bool {
-    matches!(next, Some(Output::Send(
-        CoherenceToExecutor::Answer { page: given, left: Right::None, payload: Payload::Page }
-        | CoherenceToExecutor::Home { page: given, left: Right::None, payload: Payload::Page },
-    )) if *given == page)
+    let Some(Output::Send(message)) = next else { return false };
+    let (CoherenceToExecutor::Answer { left, .. } | CoherenceToExecutor::Home { left, .. }) = message else {
+        return false;
+    };
+    *left == Right::None && payload(message).is_some_and(|(given, _)| given == page)
 }
 
 pub(crate) fn pages_of(start: u64, end: u64) -> Range<u64> {

@@ -13,10 +13,11 @@ use std::ops::Range;
 
 use bare::PAGE_BYTES;
 use bare::system_call::{Errno, Outcome, system_call, yield_processor};
-use page_coherence::{Access, Right, ToCaller as CoherenceToCaller};
+use page_coherence::{Access, CoherenceMode, Right, ToCaller as CoherenceToCaller};
 use pushdown::ToCaller;
 
-use crate::caller::{Broken, Caller, TakenPage, pages_of};
+use crate::caller::{Broken, Caller, pages_of};
+use crate::contents::TakenPage;
 use crate::outgoing::DROP_LOCKED;
 use crate::wait::CALLER;
 
@@ -79,11 +80,13 @@ impl Caller {
     /// executor cannot either, and gets a page to read: it has not heard of that when it asked.
     pub(crate) fn take_for(&mut self, message: &mut CoherenceToCaller) -> Result<Option<TakenPage>, Broken> {
         let CoherenceToCaller::Request { page, access } = message else { return Ok(None) };
-        if *access != Access::Write || self.side.right(*page) == Right::None {
+        // In weaker modes the program keeps the page.
+        let is_taken = self.side.mode().is_none_or(|mode| mode == CoherenceMode::Coherent);
+        if !is_taken || *access != Access::Write || self.side.right(*page) == Right::None {
             return Ok(None);
         }
         match self.pages.take(*page) {
-            Ok(contents) => Ok(Some((*page, contents))),
+            Ok(contents) => Ok(Some((*page, Some(contents)))),
             Err(Errno(libc::EINVAL)) if !self.mappings.is_writable(page.0 * PAGE_BYTES as u64) => {
                 *access = Access::Read;
                 Ok(None)

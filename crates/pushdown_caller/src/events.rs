@@ -82,7 +82,7 @@ impl Caller {
         let pages = pages_of(start, end);
         self.pages.dropped(pages.clone());
         // Nobody else knows of pages that the program owns.
-        let away: Vec<Range<u64>> = self.not_owned(pages);
+        let away: Vec<Range<u64>> = self.known_elsewhere(pages);
         for run in away {
             let mut out = Vec::new();
             self.side.discard(run, &mut out);
@@ -93,10 +93,10 @@ impl Caller {
         Ok(())
     }
 
-    /// The parts of a range that the program does not own, without far memory.
-    pub(crate) fn near_not_owned(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+    /// The pages of a range that have to be here before a fork: not far memory, which the child does not have.
+    pub(crate) fn near_to_bring(&self, pages: Range<u64>) -> Vec<Range<u64>> {
         let mut away = RunMap::default();
-        self.not_owned(pages).into_iter().for_each(|run| away.insert(run, ()));
+        self.to_bring(pages).into_iter().for_each(|run| away.insert(run, ()));
         self.far.leave_out(&mut away);
         away.runs().map(|(run, ())| run).collect()
     }
@@ -150,8 +150,15 @@ impl Caller {
 
     /// Has all pages of a range come home.
     fn follow(&mut self, pages: &Range<u64>) -> Result<(), Broken> {
+        // What both sides wrote merges at the executor, and comes home from there.
+        for page in self.shared_in(pages.clone()) {
+            let mut out = Vec::new();
+            if self.side.evict(page, &mut out).is_ok() {
+                self.carry_out(out, &[])?;
+            }
+        }
         loop {
-            let away: Vec<PageNumber> = self.not_owned(pages.clone()).into_iter().flatten().map(PageNumber).collect();
+            let away: Vec<PageNumber> = self.to_bring(pages.clone()).into_iter().flatten().map(PageNumber).collect();
             if away.is_empty() || self.is_lost {
                 return Ok(());
             }

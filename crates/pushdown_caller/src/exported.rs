@@ -10,9 +10,10 @@ use bare::system_call::set_errno;
 
 use crate::call::{is_in_call, push_down};
 use crate::exported_terms::{set_limit, usual_terms};
-use crate::failure::{Failure, LOST, OK, REFUSED, tell};
-use crate::stacks::on_private_stack;
-use crate::wait::{CALLER, is_open};
+use crate::failure::{Failure, OK, REFUSED, tell};
+use crate::synchronise::mode_of;
+use crate::terms::Terms;
+use crate::wait::is_open;
 use crate::{far, open};
 
 /// `struct heddle_pushdown_options`.
@@ -100,29 +101,10 @@ pub unsafe extern "C" fn heddle_pushdown(
     failure: *mut Failure,
 ) -> i32 {
     let address = function.map_or(0, |function| function as usize as u64);
-    let outcome = if flags == 0 { push_down(address, argument as u64, &usual_terms()) } else { None };
+    let outcome =
+        mode_of(flags).and_then(|mode| push_down(address, argument as u64, &Terms { mode, ..usual_terms() }));
     // SAFETY: as the caller answers for.
     unsafe { tell(outcome, failure) }
-}
-
-/// `heddle_syncmem`.
-#[unsafe(no_mangle)]
-pub extern "C" fn heddle_syncmem(start: *const c_void, bytes: usize) -> i32 {
-    if is_in_call() {
-        // What a function writes is seen by the caller without it.
-        return OK;
-    }
-    if !is_open() {
-        return REFUSED;
-    }
-    let (start, bytes) = (start as u64, bytes as u64);
-    on_private_stack(move |_, _| match CALLER.acquire().as_mut() {
-        Some(caller) => {
-            caller.syncmem(start, bytes);
-            if caller.is_lost() { LOST } else { OK }
-        }
-        None => REFUSED,
-    })
 }
 
 const _: () = assert!(size_of::<OpenOptions>() == 32, "as the header says");

@@ -14,6 +14,7 @@ use crate::call::{is_in_call, last_killed, push_down_with};
 use crate::cancel::{CancelOutcome, close_ticket, open_ticket, torn_pages, try_cancel};
 use crate::failure::{DECLINED, Failure, LOST, OK, REFUSED, tell};
 use crate::outcome::Outcome;
+use crate::synchronise::mode_of;
 use crate::statistics::{Statistics, statistics};
 use crate::terms::Terms;
 use crate::wait::is_open;
@@ -82,10 +83,12 @@ pub unsafe extern "C" fn heddle_pushdown_with(
         wanted.limit = NonZeroU32::new(terms.limit_ms).or(wanted.limit);
         (flags, ticket) = (terms.flags, terms.ticket);
     }
-    if flags & !(OR_HERE | AGAIN) != 0 || is_in_call() || !is_open() {
+    let mode = mode_of(flags & !(OR_HERE | AGAIN)).filter(|_| !is_in_call() && is_open());
+    let Some(mode) = mode else {
         // SAFETY: as the caller answers for.
         return unsafe { tell(None, failure) };
-    }
+    };
+    wanted.mode = mode;
     wanted.again = flags & AGAIN != 0;
     // SAFETY: as the caller answers for.
     if let Some(ticket) = unsafe { ticket.as_ref() } {

@@ -92,7 +92,7 @@ impl Caller {
         if asked.iter().any(|page| self.is_waiting_for(*page)) {
             return false;
         }
-        let away = self.near_not_owned(0..PAGE_NUMBERS).into_iter().flatten().map(PageNumber);
+        let away = self.near_to_bring(0..PAGE_NUMBERS).into_iter().flatten().map(PageNumber);
         *asked = if self.is_lost { Vec::new() } else { away.take(FETCHES_MAX).collect() };
         for page in &*asked {
             let mut out = Vec::new();

@@ -11,6 +11,8 @@
 //! - `far` is memory whose home is the executor.
 //! - `terms` are those of calls; `cancel` takes calls back, by `tickets`; `liveness` notices an executor that does not answer, with what
 //!   `watch` knows; `statistics` are `counts` and more.
+//! - `synchronise` has the synchronisation points of the weaker modes, `twins` what pages were before they were written, `contents` what
+//!   messages carry of pages.
 //! - `handler` is a thread of the library, which serves the faults of the program and the executor's requests.
 //! - `interposed` are the functions of the C library of which the executor must learn, `changes` what they do with requests and messages,
 //!   `forks` what a fork needs.
@@ -32,9 +34,11 @@ mod call;
 mod caller;
 mod cancel;
 mod changes;
+mod contents;
 mod counts;
 mod events;
 mod exported;
+mod exported_memory;
 mod exported_terms;
 mod failure;
 mod far;
@@ -52,9 +56,11 @@ mod places;
 mod rseq;
 mod stacks;
 mod statistics;
+mod synchronise;
 mod system_calls;
 mod terms;
 mod tickets;
+mod twins;
 mod variables;
 mod wait;
 mod watch;

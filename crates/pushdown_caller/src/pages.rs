@@ -244,11 +244,45 @@ impl Pages {
 
     /// Maps contents, where the page is now.
     fn install(&mut self, page: PageNumber, contents: &PageContents, is_writable: bool) -> Result<(), Errno> {
-        match is_writable {
-            true => _ = self.protected.take(page),
-            false => self.protected.set(page, ()),
+        self.protected.take(page);
+        loop {
+            match self.change(page, |faults, address| faults.copy(address, contents, !is_writable)) {
+                // An older copy is there, which threads read until now (partial store order).
+                Err(Errno(libc::EEXIST)) => _ = self.take(page)?,
+                outcome => {
+                    if !is_writable {
+                        self.protected.set(page, ());
+                    }
+                    return unless_gone(outcome);
+                }
+            }
         }
-        unless_gone(self.change(page, |faults, address| faults.copy(address, contents, !is_writable)))
+    }
+
+    /// Changes the contents of a page that the program may be using. It finds the page absent meanwhile.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn rewrite(
+        &mut self,
+        page: PageNumber,
+        is_writable: bool,
+        change: impl FnOnce(&mut PageContents),
+    ) -> Result<(), Errno> {
+        let mut contents = self.take(page)?;
+        change(&mut contents);
+        self.install(page, &contents, is_writable)
+    }
+
+    /// The contents of a page that the program is about to write: those that have arrived, or those that it can read.
+    ///
+    /// # Errors
+    /// As [`Pages::contents`].
+    pub(crate) fn contents_to_write(&mut self, page: PageNumber) -> Result<Box<PageContents>, Errno> {
+        match self.arrived.as_ref().filter(|(arrived, _)| *arrived == page) {
+            Some((_, contents)) => Ok(contents.clone()),
+            None => self.contents(page),
+        }
     }
 
     /// What events that were read, and not handled yet, say of a page.

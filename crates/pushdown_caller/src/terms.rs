@@ -4,9 +4,13 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use page_coherence::CoherenceMode;
+
 /// The terms of a call.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct Terms {
+    /// How coherent memory is meanwhile.
+    pub(crate) mode: CoherenceMode,
     /// After which time the call is cancelled.
     pub(crate) timeout: Option<Duration>,
     /// For how many milliseconds the function may run.

@@ -1,4 +1,5 @@
-//! Programs in C and C++ that push functions down: `programs/features.c` and `programs/features.cpp`, one test a case.
+//! Programs in C and C++ that push functions down: `programs/features.c` and `programs/features.cpp`, one test a case. Those of one thread
+//! run in each mode of coherence; `programs/modes.c` has what the modes differ in.
 //!
 //! The executor's program is built with its own test (`--test executor`), or by `cargo build --package heddle-pushdown-executor` with the
 //! same profile.
@@ -25,7 +26,13 @@ static ONE_CASE: Mutex<()> = Mutex::new(());
 macro_rules! cases {
     ($program:ident: $($case:ident)+) => {
         mod $program {
-            $(#[test] fn $case() { super::assert_ok(stringify!($program), stringify!($case)); })+
+            $(#[test] fn $case() { super::assert_ok(stringify!($program), stringify!($case), "0"); })+
+        }
+    };
+    // In the mode with this number, of C's flags.
+    ($mode:ident = $number:literal: $($case:ident)+) => {
+        mod $mode {
+            $(#[test] fn $case() { super::assert_ok("c", stringify!($case), $number); })+
         }
     };
 }
@@ -42,6 +49,25 @@ cases! { c:
     timeout timeout_of_running or_here again try_cancel terms_are_checked busy cancel_races
     limit limit_of_page_given_back limit_of_options limit_beside limit_faults limit_in_system_call limit_in_lock limit_mappings limit_races
     frozen_queue frozen_ring busy_is_not_frozen stopped_together
+    counter neighbours_written handover other_mode mixed_modes moved_and_copied stress
+}
+
+cases! { pso = "1":
+    statics thread_local stack list allocate syncmem unmapped mmap mremap mprotect kinds scattered freed neighbours
+    files stdio qsort dlsym dlopen fork signals mutex sigsegv recursion abort lost
+    counter watcher neighbours_written handover other_mode moved_and_copied stress
+}
+
+cases! { weak = "2":
+    statics thread_local stack list allocate syncmem unmapped mmap mremap mprotect kinds scattered freed neighbours
+    files stdio qsort dlsym dlopen fork signals sigsegv recursion abort lost
+    watcher neighbours_written handover byte_ranges other_mode moved_and_copied stress
+}
+
+cases! { off = "3":
+    statics thread_local stack list allocate syncmem unmapped mmap mremap mprotect kinds scattered freed neighbours
+    files stdio qsort dlsym dlopen fork signals sigsegv recursion abort lost
+    watcher neighbours_written handover byte_ranges other_mode moved_and_copied stress
 }
 
 cases! { cpp:
@@ -51,14 +77,14 @@ cases! { cpp:
 /// The process ends as if the caller had called `exit`: handlers run, and buffers are written.
 #[test]
 fn a_function_that_calls_exit_ends_the_process_with_its_status() {
-    let run = run_case("c", "exit");
+    let run = run_case("c", "exit", "0");
     assert_eq!((run.status.code(), run.stdout.as_str()), (Some(3), "caller function handler"), "{}", run.stderr);
 }
 
 /// Threads that wait for pages when the executor is lost do not wait for ever.
 #[test]
 fn a_process_that_needs_lost_pages_ends_with_a_message() {
-    let run = run_case("c", "lost_faults");
+    let run = run_case("c", "lost_faults", "0");
     assert_eq!(run.status.code(), Some(70), "{}", run.stderr);
     assert!(run.stderr.contains("is gone, and with it the page at 0x"), "{}", run.stderr);
 }
@@ -66,7 +92,7 @@ fn a_process_that_needs_lost_pages_ends_with_a_message() {
 #[test]
 fn the_executor_of_a_killed_process_ends_within_a_second() {
     let _one = ONE_CASE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (mut child, output) = start("c", "killed", &executor());
+    let (mut child, output) = start("c", "killed", "0", &executor());
     let begun = Instant::now();
     let process: u32 = loop {
         let text = fs::read_to_string(&output.stdout).expect("the file is there");
@@ -94,7 +120,7 @@ fn is_alive(process: u32) -> bool {
 
 #[test]
 fn an_executor_that_does_not_answer_is_named_and_given_up() {
-    let run = run_case("c", "frozen");
+    let run = run_case("c", "frozen", "0");
     assert!(run.status.success() && run.stdout == "ok\n", "{}\n{}{}", run.status, run.stdout, run.stderr);
     let [warning, end] = run.stderr.lines().collect::<Vec<_>>()[..] else { panic!("two messages: {}", run.stderr) };
     assert!(warning.contains("has not answered") && end.contains("given up"), "{}", run.stderr);
@@ -102,7 +128,7 @@ fn an_executor_that_does_not_answer_is_named_and_given_up() {
 
 #[test]
 fn a_page_of_an_executor_that_does_not_answer_ends_the_program_with_a_message() {
-    let run = run_case("c", "frozen_page");
+    let run = run_case("c", "frozen_page", "0");
     assert_eq!((run.status.code(), run.stdout.as_str()), (Some(70), ""), "{}", run.stderr);
     assert!(run.stderr.contains("given up") && run.stderr.contains("the page at"), "{}", run.stderr);
 }
@@ -110,15 +136,15 @@ fn a_page_of_an_executor_that_does_not_answer_ends_the_program_with_a_message() 
 #[test]
 fn opening_fails_with_a_reason_when_there_is_no_executor() {
     let missing = Path::new("/nonexistent/heddle-executor");
-    let run = run_with_executor("c", "empty", missing);
+    let run = run_with_executor("c", "empty", "0", missing);
     assert_eq!(run.status.code(), Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("not opened") && run.stderr.contains("/nonexistent/heddle-executor"), "{}", run.stderr);
 }
 
-fn assert_ok(program: &str, case: &str) {
-    let run = run_case(program, case);
+fn assert_ok(program: &str, case: &str, mode: &str) {
+    let run = run_case(program, case, mode);
     let is_ok = run.status.success() && run.stdout.ends_with("ok\n");
-    assert!(is_ok, "{program} {case}: {}\n{}{}", run.status, run.stdout, run.stderr);
+    assert!(is_ok, "{program} {case}, mode {mode}: {}\n{}{}", run.status, run.stdout, run.stderr);
     // What a case has counted, for `--show-output`.
     print!("{}", run.stdout);
 }
@@ -130,8 +156,8 @@ struct Run {
     stderr: String,
 }
 
-fn run_case(program: &str, case: &str) -> Run {
-    run_with_executor(program, case, &executor())
+fn run_case(program: &str, case: &str, mode: &str) -> Run {
+    run_with_executor(program, case, mode, &executor())
 }
 
 /// The executor's program.
@@ -142,9 +168,9 @@ fn executor() -> PathBuf {
     executor
 }
 
-fn run_with_executor(program: &str, case: &str, executor: &Path) -> Run {
+fn run_with_executor(program: &str, case: &str, mode: &str, executor: &Path) -> Run {
     let _one = ONE_CASE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (mut child, output) = start(program, case, executor);
+    let (mut child, output) = start(program, case, mode, executor);
     let status = wait(&mut child);
     let [stdout, stderr] = [output.stdout, output.stderr].map(|file| {
         let text = fs::read(file).expect("the file is there");
@@ -162,10 +188,10 @@ struct OutputFiles {
     stderr: PathBuf,
 }
 
-fn start(program: &str, case: &str, executor: &Path) -> (Child, OutputFiles) {
+fn start(program: &str, case: &str, mode: &str, executor: &Path) -> (Child, OutputFiles) {
     let output = OutputFiles { stdout: folder().join("stdout"), stderr: folder().join("stderr") };
     let mut command = Command::new(folder().join(program));
-    command.arg(case).env("HEDDLE_EXECUTOR", executor).stdin(Stdio::null()).process_group(0);
+    command.arg(case).env("HEDDLE_EXECUTOR", executor).env("PUSHDOWN_MODE", mode).stdin(Stdio::null()).process_group(0);
     // Cargo sets it, and an older build of the library may lie there.
     command.env_remove("LD_LIBRARY_PATH");
     command.stdout(File::create(&output.stdout).expect("the folder is writable"));
@@ -230,6 +256,7 @@ fn folder() -> &'static Path {
             "histories.c",
             "changing.c",
             "slots.c",
+            "modes.c",
             "failures.c",
             "terms.c",
             "limits.c",

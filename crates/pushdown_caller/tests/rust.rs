@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use base::ErrorKind;
-use farmem::pushdown::{Executor, PushdownError, PushdownOptions, PushdownTerms, PushdownTicket};
+use farmem::pushdown::{Coherence, Executor, PushdownError, PushdownOptions, PushdownTerms, PushdownTicket};
 
 thread_local! {
     static CALLS: Cell<u32> = const { Cell::new(0) };
@@ -44,6 +44,7 @@ fn main() {
     failures_are_errors(&executor);
     calls_are_cancelled_or_run_here(&executor);
     closures_have_limits(&executor);
+    closures_run_in_each_mode(&executor);
     println!("test result: ok");
 }
 
@@ -181,4 +182,24 @@ fn closures_have_limits(executor: &Executor) {
     assert_eq!((after.killed - before.killed, after.returned - before.returned, after.calls - before.calls), (1, 1, 2));
     assert_eq!((after.open, after.running, after.lost), (0, 0, 0));
     assert!(executor.call(|| executor.statistics().is_err()).expect("it returns"), "a closure cannot ask");
+#[allow(unsafe_code, reason = "no other thread uses what the closure uses")]
+fn closures_run_in_each_mode(executor: &Executor) {
+    let mut numbers: Vec<u64> = (0..5000).collect();
+    for mode in [Coherence::Off, Coherence::Coherent, Coherence::Weak, Coherence::Pso] {
+        executor.syncmem(&numbers).expect("the executor is there");
+        // SAFETY: there is no other thread.
+        let sum: u64 = unsafe {
+            executor.try_call_in(mode, || {
+                numbers.push(1);
+                numbers.iter_mut().for_each(|number| *number += 1);
+                executor.syncmem(&numbers).expect("it is a synchronisation point");
+                numbers.iter().sum()
+            })
+        }
+        .expect("it returns");
+        assert_eq!(sum, numbers.iter().sum::<u64>(), "{mode:?}");
+        // SAFETY: they are plain numbers, and nobody else uses them.
+        unsafe { executor.pullmem(&raw mut numbers[..]) }.expect("the executor is there");
+    }
+    assert_eq!((numbers[0], numbers.len(), numbers[5000], numbers[5003]), (4, 5004, 5, 2));
 }

@@ -11,11 +11,13 @@ use bare::system_call::{Errno, exit_group};
 use bare::userfault::UserFaults;
 use base::Bytes;
 use page_coherence::{
-    Access, CallId, CallOutcome, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber, Payload, Right,
+    Access, CallId, CallOutcome, CoherenceMode, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber, Payload,
+    Right,
     ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
-use pushdown::{Ended, History, Link, MappingKind, Registers, ToCaller, ToExecutor};
+use pushdown::{Ended, History, Link, MappingKind, Registers, Runner, ToCaller, ToExecutor};
 
+use crate::arrival::Arrival;
 use crate::limit::Limits;
 use crate::mappings::Mappings;
 use crate::pages::{PageContents, Pages};
@@ -75,7 +77,7 @@ pub(crate) struct Executor {
     /// With what the functions of calls begin that have not begun, and how long they may run.
     starts: BTreeMap<CallId, (Registers, Option<NonZeroU32>)>,
     /// The functions that run.
-    running: BTreeMap<CallId, u64>,
+    running: BTreeMap<CallId, Runner>,
     /// Which pages they need.
     history: History,
     limits: Limits,
@@ -216,6 +218,14 @@ impl Executor {
         for (pages, right) in resident.iter().flat_map(|resident| resident.runs()) {
             self.caller_has(pages, right)?;
         }
+        if let CoherenceToExecutor::Call { mode, .. } = &message
+            && !had_context
+            && mode.shares_writes()
+        {
+            // Each first write of the context has to be noticed: the caller learns which pages were written.
+            self.pages.protect_all()?;
+        }
+        let arrival = Arrival::of(&message);
         let (called, home) = match &message {
             CoherenceToExecutor::Call { call, .. } => (Some(*call), None),
             // A page that comes home is mapped where functions find it, rather than when one faults.
@@ -238,7 +248,7 @@ impl Executor {
                 self.limits.leave_queue(*call);
             }
         }
-        self.carry_out(out, &body)?;
+        self.carry_out(out, Some((arrival, &body)))?;
         match home.filter(|page| self.mappings.at(*page).is_some_and(|mapping| mapping.allows(Access::Read))) {
             Some(page) => Ok(self.pages.place(page)?),
             None => Ok(()),
@@ -265,8 +275,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Does what the state machine says, in order. `body` is that of the message that is being handled.
-    fn carry_out(&mut self, out: Vec<ExecutorOutput>, body: &[u8]) -> Result<(), Broken> {
+    /// Does what the state machine says, in order. `arrived` is what the message brought that is being handled.
+    fn carry_out(&mut self, out: Vec<ExecutorOutput>, arrived: Option<(Arrival, &[u8])>) -> Result<(), Broken> {
         let mut outputs = VecDeque::from(out);
         while let Some(output) = outputs.pop_front() {
             if let Output::Protect(page) | Output::Unmap(page) = output {
@@ -284,9 +294,12 @@ impl Executor {
                     self.pages.take(page, protection)?;
                 }
                 Output::Install(page) => {
-                    let contents: &PageContents = body.try_into().map_err(|_| Broken)?;
-                    self.pages.put(page, Box::new(*contents))?;
+                    let (arrival, body) = arrived.ok_or(Broken)?;
+                    let protection = self.mappings.protection(page);
+                    arrival.install(&mut self.pages, page, protection, body).map_err(|_| Broken)?;
                 }
+                // No storage lies below: a page that nobody has is zero.
+                Output::Fill(page) if !self.pages.has(page) => self.pages.put(page, Box::new([0; PAGE_BYTES]))?,
                 Output::Drop(pages) => {
                     self.limits.forget(pages.clone());
                     self.pages.drop(pages)?;
@@ -294,7 +307,6 @@ impl Executor {
                 Output::Send(message) => self.send(&message)?,
                 Output::Start(call) => self.ready.push_back(call),
                 Output::Load(page) => {
-                    // No storage lies below: a page that nobody has is zero.
                     self.pages.put(page, Box::new([0; PAGE_BYTES]))?;
                     let mut more = Vec::new();
                     self.side.loaded(page, &mut more);
@@ -312,13 +324,12 @@ impl Executor {
                     self.limits.end_context();
                 }
                 Output::Fill(_) | Output::Place(_) => {}
-                // Nothing is evicted here, only the default mode is used, and a lost caller ends this process.
+                // Nothing is evicted here, twins are the caller's, and a lost caller ends this process.
                 Output::Store(_)
                 | Output::Free(_)
                 | Output::Stop(_)
                 | Output::Twin(_)
                 | Output::DropTwin(_)
-                | Output::Rebase(_)
                 | Output::Finished(..)
                 | Output::CancelDeclined(_) => return Err(Broken),
             }
@@ -332,10 +343,16 @@ impl Executor {
             CoherenceToCaller::Grant { page, access, payload: Payload::Page } => {
                 let contents = self.pages.contents(*page, self.mappings.protection(*page))?;
                 self.tell(&head, &contents[..])?;
-                if *access == Access::Write {
+                // In weaker modes functions go on with the page, and a call may be on its way that says so.
+                if *access == Access::Write && self.side.mode() == Some(CoherenceMode::Coherent) {
                     self.pages.forget(*page);
                 }
                 Ok(())
+            }
+            CoherenceToCaller::Pulled(range) => {
+                let contents = self.pages.contents(range.page, self.mappings.protection(range.page))?;
+                let from = usize::from(range.offset);
+                self.tell(&head, contents.get(from..from + usize::from(range.count)).ok_or(Broken)?)
             }
             _ => self.tell(&head, &[]),
         }
@@ -351,8 +368,9 @@ impl Executor {
         match self.starts.remove(&call) {
             Some((registers, limit)) => {
                 self.limits.begin(context, thread, call, limit);
-                self.running.insert(call, registers.function);
-                self.ask_ahead(registers.function);
+                let runner = (registers.function, registers.thread_block);
+                self.running.insert(call, runner);
+                self.ask_ahead(runner);
                 Some((call, registers))
             }
             // The caller did not say what to run.
@@ -361,20 +379,22 @@ impl Executor {
     }
 
     /// Asks for the pages that a function is expected to need.
-    fn ask_ahead(&mut self, function: u64) {
+    fn ask_ahead(&mut self, runner: Runner) {
         let mut out = Vec::new();
-        for (page, access) in self.history.begin(function) {
+        for (page, access) in self.history.begin(runner) {
             self.ask_for_page(page, access, &mut out);
         }
-        if self.carry_out(out, &[]).is_err() {
-            exit_group(1);
-        }
+        self.finish_outputs(out);
     }
 
     /// Asks for a page that a function may need.
     fn ask_for_page(&mut self, page: PageNumber, access: Access, out: &mut Vec<ExecutorOutput>) {
         let is_ordinary = self.mappings.at(page).is_some_and(|mapping| !mapping.is_constant && mapping.allows(access));
-        if is_ordinary && self.pages.access(page) < access.right() && !self.side.is_waiting(page) {
+        // What needs no message would count as written.
+        let is_free = access == Access::Write
+            && self.side.mode().is_some_and(CoherenceMode::shares_writes)
+            && self.side.right(page) == Right::Write;
+        if is_ordinary && !is_free && self.pages.access(page) < access.right() && !self.side.is_waiting(page) {
             self.ahead.insert(page, access);
             self.side.fault(page, access, out);
         }
@@ -414,7 +434,7 @@ impl Executor {
             }
             _ => self.tell(&ended, &[]).is_ok(),
         };
-        if !told || finished.is_err() || self.carry_out(out, &[]).is_err() {
+        if !told || finished.is_err() || self.carry_out(out, None).is_err() {
             exit_group(1);
         }
     }
@@ -475,14 +495,12 @@ impl Executor {
                     let mut out = Vec::new();
                     self.side.fault(page, access, &mut out);
                     if !std::mem::replace(asked, true) {
-                        if let Some(function) = self.running.get(&call) {
-                            self.history.note(*function, page, access);
+                        if let Some(runner) = self.running.get(&call) {
+                            self.history.note(*runner, page, access);
                         }
                         self.read_ahead(page, access, &mut out);
                     }
-                    if self.carry_out(out, &[]).is_err() {
-                        exit_group(1);
-                    }
+                    self.finish_outputs(out);
                     if self.pages.access(page) >= access.right() {
                         return Some(FaultOutcome::Served);
                     }
@@ -504,6 +522,20 @@ impl Executor {
         for page in (page.0 + 1..=page.0 + count).map(PageNumber) {
             self.ask_for_page(page, access, out);
         }
+    }
+
+    /// Does what the state machine says, for a function.
+    fn finish_outputs(&mut self, out: Vec<ExecutorOutput>) {
+        if self.carry_out(out, None).is_err() {
+            exit_group(1);
+        }
+    }
+
+    /// A synchronisation point of a function.
+    pub(crate) fn synchronise(&mut self) {
+        let mut out = Vec::new();
+        self.side.syncmem(&mut out);
+        self.finish_outputs(out);
     }
 
     fn ask(&self, question: &ToCaller) {
@@ -539,6 +571,9 @@ impl Executor {
             }
             _ => {}
         }
+        let mut out = Vec::new();
+        self.side.before_service(&mut out);
+        self.finish_outputs(out);
         if self.tell(&ToCaller::SystemCall(call, number, arguments), &[]).is_err() {
             exit_group(1);
         }
@@ -552,6 +587,9 @@ impl Executor {
 
     /// A system call has returned: this process does what changes its memory too.
     pub(crate) fn end_system_call(&mut self, number: u64, arguments: [u64; 6], value: i64) {
+        let mut out = Vec::new();
+        self.side.after_service(&mut out);
+        self.finish_outputs(out);
         if changes_this_side(number) && value == 0 {
             let [start, bytes, protection, ..] = arguments;
             if self.protect(start, start.saturating_add(bytes), protection as u32).is_err() {

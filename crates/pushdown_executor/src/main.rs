@@ -23,6 +23,7 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
 
+mod arrival;
 mod begin;
 mod context;
 mod executor;

@@ -7,12 +7,13 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bare::PAGE_BYTES;
 use bare::memory::bare_memory_copy;
 use bare::system_call::{Errno, advise, map_anonymous_at, system_call};
 use bare::userfault::{UserFaults, persist};
-use page_coherence::{PageNumber, Right, RunMap};
+use page_coherence::{PageNumber, Right, RunMap, WordChange};
 
 use crate::mappings::bytes_of;
 use crate::places::OUTGOING;
@@ -102,6 +103,28 @@ impl Pages {
         if self.aside.contains_key(&page) { self.map(page, false) } else { Ok(()) }
     }
 
+    /// Changes some bytes of a page, which functions may be using.
+    ///
+    /// # Errors
+    /// Of the operating system, or the page's contents are not here.
+    pub(crate) fn merge(&mut self, page: PageNumber, protection: u32, changes: &[WordChange]) -> Result<(), Errno> {
+        let is_in_use = self.access(page) == Right::Write && protection & READ_WRITE == READ_WRITE;
+        if is_in_use && !self.aside.contains_key(&page) {
+            for change in changes {
+                let word = (page.0 as usize * PAGE_BYTES + change.index() * size_of::<u64>()) as *mut u64;
+                // SAFETY: the word is aligned, and lies in a page that is there and may be written as long as the state is locked.
+                let word = unsafe { AtomicU64::from_ptr(word) };
+                // The functions' own writes to other bytes of the word stay.
+                let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| Some(change.applied_to(word)));
+            }
+            return Ok(());
+        }
+        // Nobody can be writing the page: those who read it get it again, changed.
+        let mut contents = self.contents(page, protection)?;
+        changes.iter().for_each(|change| change.apply(&mut contents));
+        self.put(page, contents)
+    }
+
     /// Lets functions access a page.
     ///
     /// # Errors
@@ -144,6 +167,20 @@ impl Pages {
             let (address, bytes) = bytes_of(page.0..page.0 + 1);
             persist(|| self.faults.protect(address, bytes, true))?;
             self.mapped.set(page, Right::Read);
+        }
+        Ok(())
+    }
+
+    /// Lets functions only read all pages.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn protect_all(&mut self) -> Result<(), Errno> {
+        let writable = self.mapped.runs().filter(|(_, right)| *right == Right::Write).map(|(run, _)| run);
+        for run in writable.collect::<Vec<Range<u64>>>() {
+            let (start, bytes) = bytes_of(run.clone());
+            persist(|| self.faults.protect(start, bytes, true))?;
+            self.mapped.insert(run, Right::Read);
         }
         Ok(())
     }
@@ -200,8 +237,17 @@ impl Pages {
         if !is_readable {
             protect(libc::PROT_READ as u32)?;
         }
-        // SAFETY: the page is there, and stays as long as the state is locked.
-        unsafe { bare_memory_copy(copy.as_mut_ptr(), source, PAGE_BYTES) };
+        if is_mapped_here(source, page) {
+            // Functions may be writing it (with shared writes): no aligned number is copied half written.
+            for (place, word) in copy.chunks_exact_mut(size_of::<u64>()).enumerate() {
+                // SAFETY: the page is there, and stays as long as the state is locked; the word is aligned.
+                let now = unsafe { AtomicU64::from_ptr(source.cast_mut().cast::<u64>().add(place)) };
+                word.copy_from_slice(&now.load(Ordering::Acquire).to_le_bytes());
+            }
+        } else {
+            // SAFETY: the contents are this program's own.
+            unsafe { bare_memory_copy(copy.as_mut_ptr(), source, PAGE_BYTES) };
+        }
         if !is_readable {
             protect(protection)?;
         }

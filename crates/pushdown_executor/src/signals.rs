@@ -7,12 +7,12 @@ use std::mem;
 
 use bare::system_call::{Errno, exit_group, system_call};
 use page_coherence::Access;
-use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE};
+use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE, SYNCHRONISE_CALL};
 
 use crate::context::{Context, resume};
 use crate::executor::{FaultOutcome, SystemCallOutcome, changes_this_side};
 use crate::limit::{LIMIT_SIGNAL, is_over};
-use crate::wait::{Held, wait_until};
+use crate::wait::{Held, handle_messages, wait_until};
 
 /// `SA_RESTORER`.
 const RESTORER: u64 = 0x0400_0000;
@@ -105,6 +105,11 @@ unsafe extern "C" fn handle(signal: i32, info: &libc::siginfo_t, user: &mut libc
                 end(context, registers, Ended { signal: EXITS, code: arguments[0] as i32, address: 0, instruction });
                 return;
             }
+            if number == SYNCHRONISE_CALL {
+                synchronise();
+                registers[libc::REG_RAX as usize] = 0;
+                return;
+            }
             match make(context, number, arguments) {
                 SystemCallOutcome::Returned(value) => {
                     registers[libc::REG_RAX as usize] = value;
@@ -139,6 +144,14 @@ fn fault(context: &Context, address: u64, access: Access, needed: u32, lacks_map
         true => executor.mapping_fault(address, needed, &mut asked),
         false => executor.page_fault(context.call, address, access, &mut asked),
     })
+}
+
+/// A synchronisation point. What has come before it counts.
+fn synchronise() {
+    let mut held = Held::new();
+    let executor = held.executor();
+    handle_messages(executor, false);
+    executor.synchronise();
 }
 
 fn make(context: &Context, number: u64, arguments: [u64; 6]) -> SystemCallOutcome {

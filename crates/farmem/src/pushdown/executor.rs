@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::abort;
 
+use super::coherence::Coherence;
 use super::error::PushdownError;
 use super::failure::Failure;
 use super::library::{Library, check};
@@ -110,11 +111,47 @@ impl Executor {
         F: FnOnce() -> T + Send,
         T: Send,
     {
+        // SAFETY: as the caller answers for; in this mode both sides see one memory.
+        unsafe { self.push_down(Coherence::Coherent, terms, closure) }
+    }
+
+    /// As [`Executor::try_call`], in a mode of coherence. A closure that the library refuses because closures of another mode run is
+    /// [`PushdownError::Busy`].
+    ///
+    /// # Errors
+    /// Those of [`Executor::try_call`].
+    ///
+    /// # Safety
+    /// Beside what [`Executor::try_call`] demands, for any mode but [`Coherence::Coherent`]: while the closure runs, it and other threads of
+    /// this process must not both use a value, unless neither writes to it, or each does so in the way that the mode allows, by raw
+    /// pointers and [`Executor::syncmem`]. Locks, channels and atomics do not make it allowed, and the heap is such a value: either
+    /// the closure or the other threads may allocate and free, and not both.
+    pub unsafe fn try_call_in<F, T>(&self, coherence: Coherence, closure: F) -> Result<T, PushdownError>
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
+        // SAFETY: as the caller answers for.
+        unsafe { self.push_down(coherence, &PushdownTerms::default(), closure) }
+    }
+
+    /// # Safety
+    /// That of [`Executor::try_call_with`] and [`Executor::try_call_in`].
+    unsafe fn push_down<F, T>(
+        &self,
+        coherence: Coherence,
+        terms: &PushdownTerms<'_>,
+        closure: F,
+    ) -> Result<T, PushdownError>
+    where
+        F: FnOnce() -> T + Send,
+        T: Send,
+    {
         let mut call = Call { closure: Some(closure), outcome: None };
         let mut failure = Failure::default();
         let argument = (&raw mut call).cast::<c_void>();
         let panics = panics::KeptPanics::start();
-        let terms = LibraryTerms::of(terms);
+        let terms = LibraryTerms::of(terms, coherence);
         // SAFETY: the trampoline gets the argument that it expects, which lives until this returns, as the ticket does. It returns without
         // unwinding, or is left as the caller of this function allows.
         let kind = unsafe {
@@ -157,14 +194,28 @@ impl Executor {
         library_terms::statistics(self.library.statistics).ok_or(PushdownError::Refused)
     }
 
-    /// Sends home what this process has written to the pages of a slice, so that a closure finds them there and need not ask for each one.
-    /// This is about speed only: both sides see the same bytes with it and without it.
+    /// A synchronisation point for the pages of a slice: what this process has written there goes home, so that a closure finds it and need not
+    /// ask for each page. It may be called beside a closure, and by one. With [`Coherence::Coherent`] this is about speed only: both
+    /// sides see the same bytes with it and without it.
     ///
     /// # Errors
     /// [`PushdownError::Lost`], [`PushdownError::Refused`].
     pub fn syncmem<T>(&self, slice: &[T]) -> Result<(), PushdownError> {
         // SAFETY: the range is one of this process, and its bytes stay what they are.
         let kind = unsafe { (self.library.syncmem)(slice.as_ptr().cast(), size_of_val(slice)) };
+        check(kind, &Failure::default(), self.library.torn)
+    }
+
+    /// With [`Coherence::Off`], fetches what a closure has written to the bytes of a slice; otherwise as [`Executor::syncmem`].
+    ///
+    /// # Errors
+    /// [`PushdownError::Lost`], [`PushdownError::Refused`].
+    ///
+    /// # Safety
+    /// The range is memory of this process that may be written, and what the closure has written there is valid. Nothing borrows it.
+    pub unsafe fn pullmem<T>(&self, slice: *mut [T]) -> Result<(), PushdownError> {
+        // SAFETY: as the caller answers for.
+        let kind = unsafe { (self.library.pullmem)(slice.cast(), slice.len() * size_of::<T>()) };
         check(kind, &Failure::default(), self.library.torn)
     }
 }

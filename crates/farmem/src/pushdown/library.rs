@@ -59,6 +59,7 @@ pub(super) struct Library {
     pub(super) try_cancel: TryCancel,
     pub(super) torn: Torn,
     pub(super) statistics: Statistics,
+    pub(super) pullmem: Syncmem,
 }
 
 impl Library {
@@ -81,7 +82,7 @@ impl Library {
         let (open, reason) = (find(c"heddle_pushdown_open")?, find(c"heddle_pushdown_reason")?);
         let (pushdown_with, syncmem) = (find(c"heddle_pushdown_with")?, find(c"heddle_syncmem")?);
         let (try_cancel, torn) = (find(c"heddle_try_cancel")?, find(c"heddle_pushdown_torn")?);
-        let statistics = find(c"heddle_pushdown_statistics")?;
+        let (statistics, pullmem) = (find(c"heddle_pushdown_statistics")?, find(c"heddle_pullmem")?);
         // SAFETY: `heddle_pushdown.h` declares these functions with these types, and the library is never unloaded.
         unsafe {
             Ok(Library {
@@ -92,6 +93,7 @@ impl Library {
                 try_cancel: std::mem::transmute::<*mut c_void, TryCancel>(try_cancel),
                 torn: std::mem::transmute::<*mut c_void, Torn>(torn),
                 statistics: std::mem::transmute::<*mut c_void, Statistics>(statistics),
+                pullmem: std::mem::transmute::<*mut c_void, Syncmem>(pullmem),
             })
         }
     }

@@ -8,6 +8,7 @@ use std::ptr;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use super::coherence::Coherence;
 use super::failure::Failure;
 use super::terms::{PushdownStatistics, PushdownTerms, milliseconds};
 
@@ -30,11 +31,11 @@ pub(super) struct LibraryTerms {
 
 impl LibraryTerms {
     /// The same terms. They are valid as long as the ticket is.
-    pub(super) fn of(terms: &PushdownTerms<'_>) -> LibraryTerms {
+    pub(super) fn of(terms: &PushdownTerms<'_>, coherence: Coherence) -> LibraryTerms {
         let flag = |is_set: bool, flag: c_uint| if is_set { flag } else { 0 };
         LibraryTerms {
             size: size_of::<LibraryTerms>(),
-            flags: flag(terms.or_here, OR_HERE) | flag(terms.again, AGAIN),
+            flags: coherence.flags() | flag(terms.or_here, OR_HERE) | flag(terms.again, AGAIN),
             timeout_ms: milliseconds(terms.timeout),
             limit_ms: milliseconds(terms.limit),
             ticket: terms.ticket.map_or(ptr::null(), |ticket| ticket.address()),

@@ -28,6 +28,7 @@
 //! `heddle_pushdown.h`, beside the library's sources, says what a function may do. Above all, it cannot start threads or
 //! processes, and shared mappings are out of its reach.
 
+mod coherence;
 mod error;
 mod executor;
 mod failure;
@@ -37,6 +38,7 @@ mod options;
 mod panics;
 mod terms;
 
+pub use coherence::Coherence;
 pub use error::PushdownError;
 pub use executor::Executor;
 pub use options::PushdownOptions;

@@ -79,6 +79,17 @@ void lines_of_both(void);
 void slots_changed(void);
 void dropped_ahead(void);
 
+// modes.c
+void counter(void);
+void watcher(void);
+void neighbours_written(void);
+void handover(void);
+void byte_ranges(void);
+void other_mode(void);
+void mixed_modes(void);
+void moved_and_copied(void);
+void stress(void);
+
 // failures.c
 void sigsegv(void);
 void sigfpe(void);

@@ -28,10 +28,16 @@ static inline void check_kind(int kind, const struct heddle_pushdown_failure *fa
     _exit(1);
 }
 
+// The mode in which a case is to run: a number, for those that work in each.
+static inline unsigned mode_of_case(void) {
+    const char *mode = getenv("PUSHDOWN_MODE");
+    return mode == NULL ? 0 : (unsigned)(mode[0] - '0');
+}
+
 static inline void call_at(void (*function)(void *), void *argument, int line) {
     struct heddle_pushdown_failure failure;
     memset(&failure, 0, sizeof failure);
-    int kind = heddle_pushdown(function, argument, HEDDLE_PUSHDOWN_COHERENT, &failure);
+    int kind = heddle_pushdown(function, argument, mode_of_case(), &failure);
     check_kind(kind, &failure, HEDDLE_PUSHDOWN_OK, line);
 }
 // Pushes a function down that is to return.
@@ -40,7 +46,7 @@ static inline void call_at(void (*function)(void *), void *argument, int line) {
 static inline struct heddle_pushdown_failure call_signalled_at(void (*function)(void *), void *argument, int signal, int line) {
     struct heddle_pushdown_failure failure;
     memset(&failure, 0, sizeof failure);
-    int kind = heddle_pushdown(function, argument, HEDDLE_PUSHDOWN_COHERENT, &failure);
+    int kind = heddle_pushdown(function, argument, mode_of_case(), &failure);
     check_kind(kind, &failure, HEDDLE_PUSHDOWN_SIGNAL, line);
     if (failure.kind != kind || failure.signal != signal) {
         dprintf(STDERR_FILENO, "line %d: kind %d, signal %d instead of %d (code %d, address %p, instruction %p)\n", line,

@@ -125,7 +125,7 @@ void sigbus(void) {
         CHECK(start != MAP_FAILED);
         CALL(reads_address, start);
         struct heddle_pushdown_failure failure = {0};
-        int kind = heddle_pushdown(reads_address, start + PAGE, HEDDLE_PUSHDOWN_COHERENT, &failure);
+        int kind = heddle_pushdown(reads_address, start + PAGE, mode_of_case(), &failure);
         check_kind(kind, &failure, HEDDLE_PUSHDOWN_SIGNAL, __LINE__);
         CHECK((failure.signal == SIGBUS || failure.signal == SIGSEGV) && failure.address == start + PAGE);
         check_goes_on();
@@ -183,7 +183,7 @@ void null_function(void) {
 static void pushes_down(void *argument) {
     int inner = 0;
     struct heddle_pushdown_failure failure = {0};
-    CHECK(heddle_pushdown(returns, &inner, HEDDLE_PUSHDOWN_COHERENT, &failure) == HEDDLE_PUSHDOWN_REFUSED);
+    CHECK(heddle_pushdown(returns, &inner, mode_of_case(), &failure) == HEDDLE_PUSHDOWN_REFUSED);
     CHECK(inner == 0 && failure.kind == HEDDLE_PUSHDOWN_REFUSED);
     *(int *)argument = 1;
 }
@@ -208,6 +208,7 @@ static _Alignas(4096) atomic_int is_running;
 static void runs_for_ever(void *argument) {
     (void)argument;
     atomic_store(&is_running, 1);
+    heddle_syncmem(&is_running, sizeof is_running);
     for (;;) __builtin_ia32_pause();
 }
 
@@ -232,7 +233,10 @@ pid_t child_of_this_process(void) {
 static void *kills(void *argument) {
     pid_t executor = *(pid_t *)argument;
     struct timespec pause = {.tv_nsec = 1000000};
-    while (!atomic_load(&is_running)) nanosleep(&pause, NULL);
+    while (!atomic_load(&is_running)) {
+        nanosleep(&pause, NULL);
+        heddle_pullmem(&is_running, sizeof is_running);
+    }
     CHECK(kill(executor, SIGKILL) == 0);
     return NULL;
 }
@@ -241,12 +245,14 @@ static void *kills(void *argument) {
 __attribute__((noinline)) int call_deeply(void (*function)(void *), struct heddle_pushdown_failure *failure) {
     volatile char frames[128 * 1024];
     frames[0] = frames[sizeof frames - 1] = 1;
-    int kind = heddle_pushdown(function, NULL, HEDDLE_PUSHDOWN_COHERENT, failure);
+    int kind = heddle_pushdown(function, NULL, mode_of_case(), failure);
     return frames[0] == 1 ? kind : -1;
 }
 
 void lost(void) {
     pid_t executor = child_of_this_process();
+    // The dynamic linker finds the function here, and not in the function, which would then have written the linker's variables.
+    heddle_syncmem(&is_running, sizeof is_running);
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, kills, &executor) == 0);
     static struct heddle_pushdown_failure failure;
@@ -265,13 +271,15 @@ static _Alignas(4096) atomic_int is_killed;
 
 static void *thread_calls_for_ever(void *argument) {
     struct heddle_pushdown_failure *failure = argument;
-    CHECK(call_deeply(failure) == HEDDLE_PUSHDOWN_LOST);
+    CHECK(call_deeply(runs_for_ever, failure) == HEDDLE_PUSHDOWN_LOST);
     return NULL;
 }
 
 // Some of these calls run, and some wait for their turn.
 void lost_calls(void) {
     pid_t executor = child_of_this_process();
+    // The dynamic linker finds the function here, and not in the function, which would then have written the linker's variables.
+    heddle_syncmem(&is_running, sizeof is_running);
     pthread_t threads[CALLERS], killer;
     static struct heddle_pushdown_failure failures[CALLERS];
     for (int i = 0; i < CALLERS; i++) CHECK(pthread_create(&threads[i], NULL, thread_calls_for_ever, &failures[i]) == 0);

@@ -105,6 +105,15 @@ static const struct {
     {"frozen_ring", frozen_ring, 0, 0, 800},
     {"busy_is_not_frozen", busy_is_not_frozen, 0, 0, 1200},
     {"stopped_together", stopped_together, 1, 0, 1500},
+    {"counter", counter, 0, 0, 0},
+    {"watcher", watcher, 0, 0, 0},
+    {"neighbours_written", neighbours_written, 0, 0, 0},
+    {"handover", handover, 0, 0, 0},
+    {"byte_ranges", byte_ranges, 0, 0, 0},
+    {"other_mode", other_mode, 2, 0, 0},
+    {"mixed_modes", mixed_modes, 0, 0, 0},
+    {"moved_and_copied", moved_and_copied, 0, 0, 0},
+    {"stress", stress, 2, 0, 0},
 };
 
 int main(int count, char **arguments) {

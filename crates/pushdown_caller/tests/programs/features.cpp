@@ -165,6 +165,14 @@ void exceptions() {
             CHECK(dynamic_cast<const heddle::pushdown_error *>(&error) == nullptr);
         }
     }
+    for (unsigned mode : {HEDDLE_PUSHDOWN_PSO, HEDDLE_PUSHDOWN_WEAK, HEDDLE_PUSHDOWN_OFF}) {
+        try {
+            heddle::pushdown([] { throws_below(10); }, mode);
+            CHECK(!"it throws");
+        } catch (const std::runtime_error &error) {
+            CHECK(std::string(error.what()) == "from below" && living == 0);
+        }
+    }
     try {
         heddle::pushdown([]() -> int {
             derived_exception error;

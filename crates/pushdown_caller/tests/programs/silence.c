@@ -74,6 +74,8 @@ void frozen_queue(void) {
     pid_t executor = child_of_this_process();
     static struct busy busy;
     static struct caller_thread blocker, waiting;
+    // What the dynamic linker writes when a function is called for the first time shall be here.
+    rest(1);
     start_caller(&blocker, stays, &busy);
     wait_for_begin(&busy);
     CHECK(kill(executor, SIGSTOP) == 0);
