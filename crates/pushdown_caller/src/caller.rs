@@ -9,20 +9,20 @@ use bare::alarm::now;
 use bare::system_call::Errno;
 use base::ErrorKind;
 use page_coherence::{
-    Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceSettings, Output, PAGE_NUMBERS,
-    PageNumber, Right, RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
+    Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceSettings, Output, PAGE_NUMBERS, PageNumber, Right,
+    RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
 use pushdown::{Ended, History, Link, Registers, RingError, Runner, ToCaller, ToExecutor};
 
-use crate::contents::{TakenPage, payload};
 use crate::counts::Counts;
 use crate::far::FarMemory;
 use crate::forks::Forks;
 use crate::mappings::Mappings;
 use crate::message::print;
+use crate::message_counts::{MessageCounts, PullCounts};
 use crate::outcome::{Outcome, Task};
 use crate::pages::Pages;
-use crate::synchronise::{MessageCounts, PullCounts};
+use crate::payload::{TakenPage, payload};
 use crate::terms::{Cancelling, Terms};
 use crate::tickets::Tickets;
 use crate::twins::Twins;

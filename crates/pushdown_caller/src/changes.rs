@@ -17,8 +17,8 @@ use page_coherence::{Access, CoherenceMode, Right, ToCaller as CoherenceToCaller
 use pushdown::ToCaller;
 
 use crate::caller::{Broken, Caller, pages_of};
-use crate::contents::TakenPage;
 use crate::outgoing::DROP_LOCKED;
+use crate::payload::TakenPage;
 use crate::wait::CALLER;
 
 /// Messages that are put off, at most: more than the executor's threads wait for, and read ahead.

@@ -1,26 +1,13 @@
 //! What messages carry of pages, and bytes of pages that come.
 
 use bare::system_call::Errno;
-use page_coherence::{PageBytes, PageNumber, Payload, ToExecutor as CoherenceToExecutor};
+use page_coherence::{PageBytes, Payload, ToExecutor as CoherenceToExecutor};
 
 use crate::caller::{Broken, Caller};
-use crate::pages::PageContents;
-
-/// A page that was taken from the program, and its contents, until a message carries them.
-pub(crate) type TakenPage = (PageNumber, Option<Box<PageContents>>);
+use crate::payload::{TakenPage, payload};
 
 /// A twin is missing, or a page that must be here.
 const MISSING: Errno = Errno(libc::ENODATA);
-
-/// The page whose contents a message carries, and how.
-pub(crate) fn payload(message: &CoherenceToExecutor) -> Option<(PageNumber, Payload)> {
-    match message {
-        CoherenceToExecutor::Answer { page, payload, .. } | CoherenceToExecutor::Home { page, payload, .. } => {
-            Some((*page, *payload)).filter(|(_, payload)| *payload != Payload::None)
-        }
-        _ => None,
-    }
-}
 
 impl Caller {
     /// The bytes of memory that a message carries, as they are now.

@@ -101,8 +101,7 @@ pub unsafe extern "C" fn heddle_pushdown(
     failure: *mut Failure,
 ) -> i32 {
     let address = function.map_or(0, |function| function as usize as u64);
-    let outcome =
-        mode_of(flags).and_then(|mode| push_down(address, argument as u64, &Terms { mode, ..usual_terms() }));
+    let outcome = mode_of(flags).and_then(|mode| push_down(address, argument as u64, &Terms { mode, ..usual_terms() }));
     // SAFETY: as the caller answers for.
     unsafe { tell(outcome, failure) }
 }

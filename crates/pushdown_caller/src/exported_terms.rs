@@ -14,8 +14,8 @@ use crate::call::{is_in_call, last_killed, push_down_with};
 use crate::cancel::{CancelOutcome, close_ticket, open_ticket, torn_pages, try_cancel};
 use crate::failure::{DECLINED, Failure, LOST, OK, REFUSED, tell};
 use crate::outcome::Outcome;
-use crate::synchronise::mode_of;
 use crate::statistics::{Statistics, statistics};
+use crate::synchronise::mode_of;
 use crate::terms::Terms;
 use crate::wait::is_open;
 

@@ -182,6 +182,8 @@ fn closures_have_limits(executor: &Executor) {
     assert_eq!((after.killed - before.killed, after.returned - before.returned, after.calls - before.calls), (1, 1, 2));
     assert_eq!((after.open, after.running, after.lost), (0, 0, 0));
     assert!(executor.call(|| executor.statistics().is_err()).expect("it returns"), "a closure cannot ask");
+}
+
 #[allow(unsafe_code, reason = "no other thread uses what the closure uses")]
 fn closures_run_in_each_mode(executor: &Executor) {
     let mut numbers: Vec<u64> = (0..5000).collect();

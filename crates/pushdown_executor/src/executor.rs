@@ -11,9 +11,8 @@ use bare::system_call::{Errno, exit_group};
 use bare::userfault::UserFaults;
 use base::Bytes;
 use page_coherence::{
-    Access, CallId, CallOutcome, CoherenceMode, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber, Payload,
-    Right,
-    ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
+    Access, CallId, CallOutcome, CoherenceMode, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber,
+    Payload, Right, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
 use pushdown::{Ended, History, Link, MappingKind, Registers, Runner, ToCaller, ToExecutor};
 
