@@ -330,7 +330,11 @@ impl Caller {
                     self.message_counts.sent += 1;
                     self.pulls.open += u64::from(matches!(message, CoherenceToExecutor::Pull(_)));
                 }
-                Output::Wake(page) => self.pages.wake(page)?,
+                Output::Wake(page) => {
+                    self.pages.wake(page)?;
+                    // A thread of a call may wait for it too, and no message need have come.
+                    self.link.tell_waiting(false);
+                }
                 Output::Finished(call, outcome) => {
                     let open = self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?;
                     let instruction = open.ended.instruction;

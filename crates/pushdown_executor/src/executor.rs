@@ -312,6 +312,7 @@ impl Executor {
                     more.into_iter().rev().for_each(|output| outputs.push_front(output));
                 }
                 Output::Wake(page) => {
+                    self.link.tell_waiting(false);
                     if let Some(access) = self.ahead.remove(&page) {
                         let mut more = Vec::new();
                         self.side.fault(page, access, &mut more);
