@@ -271,8 +271,8 @@ void byte_ranges(void) {
     CALL(waits_for_ranges, NULL);
     join(thread);
     for (int at = 0; at < 2 * 4096; at++) CHECK(ranges[at] == (at % 3 == 0 ? 10 : at % 3 == 1 ? 21 : 1));
-    // One message a page, as long as both are written; others have their own.
-    CHECK(range_messages >= 2 && range_messages < 20);
+    // One message a page, as long as both are written; others have their own, some of them at the same time.
+    CHECK(range_messages >= 2 && range_messages < 60);
 }
 
 // A call of another mode does not run beside others.
