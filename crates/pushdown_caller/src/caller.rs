@@ -15,8 +15,8 @@ use page_coherence::{
 use pushdown::{Ended, History, Link, Registers, RingError, Runner, ToCaller, ToExecutor};
 
 use crate::counts::Counts;
-use crate::far::FarMemory;
-use crate::forks::Forks;
+use crate::far_memory::FarMemory;
+use crate::fork_state::Forks;
 use crate::mappings::Mappings;
 use crate::message::print;
 use crate::message_counts::{MessageCounts, PullCounts};

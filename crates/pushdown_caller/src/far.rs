@@ -10,86 +10,14 @@
 
 #![allow(unsafe_code)]
 
-use std::collections::VecDeque;
-use std::ops::Range;
-
 use bare::PAGE_BYTES;
 use bare::system_call::{Errno, advise, map_anonymous, unmap};
-use page_coherence::{PageNumber, RunMap};
 use pushdown::{MappingKind, ToExecutor};
 
 use crate::call::is_in_call;
 use crate::caller::{Broken, Caller};
 use crate::stacks::on_private_stack;
 use crate::wait::{CALLER, is_open};
-
-/// A far range.
-struct FarRange {
-    pages: Range<u64>,
-    budget_pages: usize,
-    /// Pages that the program got, oldest first. Some it has no more.
-    queue: VecDeque<PageNumber>,
-    /// Those that it has.
-    resident: RunMap<()>,
-    count: usize,
-}
-
-/// All of them.
-#[derive(Default)]
-pub(crate) struct FarMemory {
-    ranges: Vec<FarRange>,
-}
-
-impl FarMemory {
-    fn range_of(&mut self, page: PageNumber) -> Option<&mut FarRange> {
-        self.ranges.iter_mut().find(|range| range.pages.contains(&page.0))
-    }
-
-    /// The program has got a page.
-    pub(crate) fn mapped(&mut self, page: PageNumber) {
-        if let Some(range) = self.range_of(page).filter(|range| !range.resident.contains(page)) {
-            range.resident.set(page, ());
-            range.queue.push_back(page);
-            range.count += 1;
-        }
-    }
-
-    /// The program has a page no more.
-    pub(crate) fn unmapped(&mut self, page: PageNumber) {
-        if let Some(range) = self.range_of(page).filter(|range| range.resident.contains(page)) {
-            range.resident.take(page);
-            range.count -= 1;
-        }
-    }
-
-    /// The program has unmapped memory.
-    pub(crate) fn removed(&mut self, pages: &Range<u64>) {
-        self.ranges.retain(|range| range.pages.end <= pages.start || range.pages.start >= pages.end);
-    }
-
-    /// A page of a range that has more than its budget, and is taken from its queue.
-    fn oldest(&mut self) -> Option<PageNumber> {
-        let range = self.ranges.iter_mut().find(|range| range.count > range.budget_pages)?;
-        while let Some(page) = range.queue.pop_front() {
-            if range.resident.contains(page) {
-                return Some(page);
-            }
-        }
-        None
-    }
-
-    /// Puts a page behind all others that it has got.
-    fn spare(&mut self, page: PageNumber) {
-        if let Some(range) = self.range_of(page) {
-            range.queue.push_back(page);
-        }
-    }
-
-    /// Removes far pages from a set.
-    pub(crate) fn leave_out(&self, set: &mut RunMap<()>) {
-        self.ranges.iter().for_each(|range| set.remove(range.pages.clone()));
-    }
-}
 
 impl Caller {
     /// # Errors
@@ -109,8 +37,7 @@ impl Caller {
         let told =
             self.tell(&ToExecutor::Mapping { wanted: start, start, end, protection, kind: MappingKind::Ordinary });
         self.check(told);
-        let (queue, resident) = (VecDeque::new(), RunMap::default());
-        self.far.ranges.push(FarRange { pages, budget_pages, queue, resident, count: 0 });
+        self.far.add(pages, budget_pages);
         Ok(())
     }
 

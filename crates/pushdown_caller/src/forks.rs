@@ -14,7 +14,6 @@
 
 use std::arch::naked_asm;
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -47,29 +46,6 @@ thread_local! {
     static SIGNALS: Cell<u64> = const { Cell::new(0) };
     /// Whether it holds all pages.
     static IS_HOLDING: Cell<bool> = const { Cell::new(false) };
-}
-
-/// How far threads are that fork.
-#[derive(Default)]
-pub(crate) struct Forks {
-    /// Threads that gather pages, or have them all.
-    gatherers: u32,
-    /// Of these, threads that have them all.
-    holders: u32,
-    /// Pages that the executor has asked for since, and how.
-    deferred: VecDeque<(PageNumber, Access)>,
-}
-
-impl Forks {
-    /// Whether no message may be handled.
-    pub(crate) fn is_holding(&self) -> bool {
-        self.holders > 0
-    }
-
-    /// Notes a request that has to wait.
-    pub(crate) fn defer(&mut self, page: PageNumber, access: Access) {
-        self.deferred.push_back((page, access));
-    }
 }
 
 impl Caller {

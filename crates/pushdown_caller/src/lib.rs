@@ -8,10 +8,10 @@
 //!   (`system_calls`).
 //! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`, and `answers` tells of them; `events`
 //!   is what the kernel and the program do with memory.
-//! - `far` is memory whose home is the executor.
+//! - `far` is memory whose home is the executor; `far_memory` knows what the program has of it.
 //! - `terms` are those of calls; `cancel` takes calls back, by `tickets`; `liveness` notices an executor that does not answer, with what
 //!   `watch` knows; `statistics` are `counts` and more.
-//! - `synchronise` has the synchronisation points of the weaker modes, `twins` what pages were before they were written, `contents` what
+//! - `synchronise` has the synchronisation points of the weaker modes, `twins` what pages were before they were written, `payload` and `contents` what
 //!   messages carry of pages.
 //! - `handler` is a thread of the library, which serves the faults of the program and the executor's requests.
 //! - `interposed` are the functions of the C library of which the executor must learn, `changes` what they do with requests and messages,
@@ -42,6 +42,8 @@ mod exported_memory;
 mod exported_terms;
 mod failure;
 mod far;
+mod far_memory;
+mod fork_state;
 mod forks;
 mod handler;
 mod interposed;
