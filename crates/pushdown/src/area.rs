@@ -153,6 +153,14 @@ impl Area {
         (self.head().running.load(Ordering::Relaxed), self.head().queued_ns.load(Ordering::Relaxed))
     }
 
+    /// The link that is imitated.
+    pub fn shape(&self) -> Shape {
+        Shape {
+            latency_cycles: self.head().latency_cycles.load(Ordering::Relaxed),
+            mebibyte_cycles: self.head().mebibyte_cycles.load(Ordering::Relaxed),
+        }
+    }
+
     pub(crate) fn attention(&self, of_caller: bool) -> &'static Attention {
         if of_caller { &self.head().caller } else { &self.head().executor }
     }
@@ -162,10 +170,7 @@ impl Area {
             true => (offset_of!(Head, to_caller), TO_CALLER),
             false => (offset_of!(Head, to_executor), TO_EXECUTOR),
         };
-        let shape = Shape {
-            latency_cycles: self.head().latency_cycles.load(Ordering::Relaxed),
-            mebibyte_cycles: self.head().mebibyte_cycles.load(Ordering::Relaxed),
-        };
+        let shape = self.shape();
         // SAFETY: both lie in the area, which stays mapped.
         unsafe { Ring::new((self.address + positions) as *const Positions, (self.address + data) as *mut u8, shape) }
     }

@@ -6,7 +6,7 @@ use base::Bytes;
 use base::fuzz::{FuzzTarget, InputShape, authenticated};
 use page_coherence::{Access, CallId, PageNumber};
 
-use crate::message::{Ended, MappingKind, Registers, ToCaller, ToExecutor};
+use crate::message::{Ended, MappingKind, Registers, Stamps, ToCaller, ToExecutor};
 use crate::ring::Frame;
 
 /// The target of this module.
@@ -44,12 +44,14 @@ fn samples() -> Vec<Vec<u8>> {
         ToExecutor::Unmapped(start, end),
         ToExecutor::Protected { start, end, protection: 1 },
     ];
+    let ended = Ended { signal: 11, code: -2, address: start, instruction: 0x40_1010 };
+    let stamps = Stamps { handled: 1 << 50, begun: (1 << 50) + 1_000, returned: (1 << 50) + 9_000, waited: 300 };
     let to_caller = [
         ToCaller::Coherence(request.encode()),
         ToCaller::MappingWanted(start),
         ToCaller::PagesWanted(start),
         ToCaller::SystemCall(call, 202, [start, 1, 2, 3, 4, 5]),
-        ToCaller::Ended(call, Ended { signal: 11, code: -2, address: start, instruction: 0x40_1010 }),
+        ToCaller::Ended(call, ended, stamps),
         ToCaller::Pong(3),
     ];
     let to_executor = to_executor.iter().map(|message| input_of(message.encode()));

@@ -52,7 +52,7 @@
 //! | ping | to executor | twice a second, while something is expected | the service thread answers |
 //! | mapping wanted, pages wanted | to caller | a function needs them | answers |
 //! | system call | to caller | a function makes one | the thread that called makes it |
-//! | ended | to caller | a function has ended | notes how, for the reply that follows |
+//! | ended | to caller | a function has ended | notes how and when, for the reply that follows |
 //! | pong | to caller | after a ping | notes that the executor is there |
 //!
 //! # Rules
@@ -81,5 +81,5 @@ pub use area::{AREA_BYTES, Area, CONTEXTS_MAX, ExecutorState};
 pub use history::{History, Runner};
 pub use limits::{AREA_ADDRESS, AREA_FILE, CALLER_PRIVATE, CONSTANT_PAGES_MAX, PRIVATE, SOCKET, VERSION};
 pub use link::{Attending, Link, Side};
-pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, SYNCHRONISE_CALL, ToCaller, ToExecutor};
-pub use ring::{FRAME_BYTES_MAX, Frame, RingError, Shape};
+pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, SYNCHRONISE_CALL, Stamps, ToCaller, ToExecutor};
+pub use ring::{FRAME_BYTES_MAX, Frame, RingError, Shape, cycles};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Of the area and the messages.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Addresses of the executor's own program and memory, which no ordinary program uses: 64 GiB from 16 TiB.
 pub const PRIVATE: Range<u64> = 0x1000_0000_0000..0x1010_0000_0000;

@@ -74,6 +74,19 @@ pub struct Ended {
     pub instruction: u64,
 }
 
+/// When the executor did something for a call, in cycles of the clock that both sides have. For measurements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Stamps {
+    /// It handled the message that starts the function.
+    pub handled: u64,
+    /// The function began.
+    pub begun: u64,
+    /// The function returned, or was ended.
+    pub returned: u64,
+    /// How many of the cycles in between the function waited for pages and mappings.
+    pub waited: u64,
+}
+
 /// From the caller to the executor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ToExecutor {
@@ -125,8 +138,8 @@ pub enum ToCaller {
     PagesWanted(u64),
     /// The function of a call makes a system call.
     SystemCall(CallId, u64, [u64; 6]),
-    /// A function has ended; the coherence protocol's reply follows.
-    Ended(CallId, Ended),
+    /// A function has ended, and when it did what; the coherence protocol's reply follows.
+    Ended(CallId, Ended, Stamps),
     /// The service thread's answer to the ping with this number.
     Pong(u64),
 }
@@ -217,7 +230,7 @@ impl ToExecutor {
 impl ToCaller {
     /// As a frame. The body of a coherence message follows it.
     pub(crate) fn encode(&self) -> (u32, Bytes) {
-        let mut writer = Writer::with_capacity(64);
+        let mut writer = Writer::with_capacity(80);
         let kind = match self {
             ToCaller::Coherence(head) => return (COHERENCE, head.clone()),
             ToCaller::MappingWanted(address) => {
@@ -235,8 +248,10 @@ impl ToCaller {
                 }
                 SYSTEM_CALL
             }
-            ToCaller::Ended(call, ended) => {
+            ToCaller::Ended(call, ended, stamps) => {
+                let Stamps { handled, begun, returned, waited } = *stamps;
                 writer.u64(call.0).u32(ended.signal).u32(ended.code as u32).u64(ended.address).u64(ended.instruction);
+                writer.u64(handled).u64(begun).u64(returned).u64(waited);
                 ENDED
             }
             ToCaller::Pong(number) => {
@@ -271,7 +286,9 @@ impl ToCaller {
                 let call = CallId(reader.u64()?);
                 let (signal, code) = (reader.u32()?, reader.u32()? as i32);
                 let (address, instruction) = (reader.u64()?, reader.u64()?);
-                ToCaller::Ended(call, Ended { signal, code, address, instruction })
+                let (handled, begun, returned, waited) = (reader.u64()?, reader.u64()?, reader.u64()?, reader.u64()?);
+                let stamps = Stamps { handled, begun, returned, waited };
+                ToCaller::Ended(call, Ended { signal, code, address, instruction }, stamps)
             }
             PONG => ToCaller::Pong(reader.u64()?),
             _ => return Err(reader.malformed("unknown kind of message to the caller")),
@@ -307,11 +324,12 @@ mod tests {
             }
         }
         let ended = Ended { signal: 11, code: -2, address: 3, instruction: 4 };
+        let stamps = Stamps { handled: 5, begun: 6, returned: 7, waited: 8 };
         for message in [
             ToCaller::MappingWanted(1),
             ToCaller::PagesWanted(2),
             ToCaller::SystemCall(call, 3, [1, 2, 3, 4, 5, 6]),
-            ToCaller::Ended(call, ended),
+            ToCaller::Ended(call, ended, stamps),
             ToCaller::Pong(8),
         ] {
             let (kind, bytes) = message.encode();

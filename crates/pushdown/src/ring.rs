@@ -70,7 +70,8 @@ impl Shape {
 }
 
 /// The clock that both sides have in common.
-fn cycles() -> u64 {
+#[inline]
+pub fn cycles() -> u64 {
     // SAFETY: every processor of this architecture has the instruction.
     unsafe { std::arch::x86_64::_rdtsc() }
 }

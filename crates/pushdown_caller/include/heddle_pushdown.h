@@ -219,6 +219,36 @@ struct heddle_pushdown_statistics {
     unsigned open, running;
 };
 
+/* What coherence has cost so far. */
+struct heddle_pushdown_counts {
+    /* Always sizeof(struct heddle_pushdown_counts): later versions may have more members. */
+    size_t size;
+    /* Messages about pages that this process has sent, and those that it has received: one for each page that was asked for, answered,
+     * sent or listed, and two for each call. */
+    unsigned long long sent;
+    unsigned long long received;
+};
+
+/* How long the parts of a call took, in nanoseconds. */
+struct heddle_pushdown_times {
+    /* Always sizeof(struct heddle_pushdown_times): later versions may have more members. */
+    size_t size;
+    /* From the beginning of heddle_pushdown() until its message was sent. */
+    unsigned long long before_ns;
+    /* From there until the executor handled the message. */
+    unsigned long long request_ns;
+    /* From there until the function began; it may have waited for its turn. */
+    unsigned long long set_up_ns;
+    /* From there until the function returned, or was ended. */
+    unsigned long long run_ns;
+    /* For how long of run_ns the function waited for pages and mappings. */
+    unsigned long long online_sync_ns;
+    /* From the function's end until the calling thread noticed it. */
+    unsigned long long response_ns;
+    /* From there until the end of heddle_pushdown(). */
+    unsigned long long after_ns;
+};
+
 /* How a call failed. */
 struct heddle_pushdown_failure {
     /* HEDDLE_PUSHDOWN_..., as heddle_pushdown() returned it. The other members are 0 unless it is HEDDLE_PUSHDOWN_SIGNAL. */
@@ -275,6 +305,17 @@ size_t heddle_pushdown_torn(struct heddle_pushdown_range *ranges, size_t count);
 /* Fills *statistics. Returns HEDDLE_PUSHDOWN_OK or HEDDLE_PUSHDOWN_REFUSED. */
 int heddle_pushdown_statistics(struct heddle_pushdown_statistics *statistics);
 
+/* Writes the counts. Returns HEDDLE_PUSHDOWN_OK or HEDDLE_PUSHDOWN_REFUSED. */
+int heddle_pushdown_counts(struct heddle_pushdown_counts *counts);
+
+/* Writes the times of the calling thread's last call; with HEDDLE_PUSHDOWN_AGAIN, of its last attempt. Returns HEDDLE_PUSHDOWN_OK, or
+ * HEDDLE_PUSHDOWN_REFUSED, also if the thread has made no call, or if its last one was refused by the executor, cancelled or lost. */
+int heddle_pushdown_times(struct heddle_pushdown_times *times);
+
+/* The latency of the link that is imitated between this process and its executor, in nanoseconds; 0 without one. A link is imitated for
+ * measurements if the environment's HEDDLE_PUSHDOWN_LINK has its latency in nanoseconds and its bytes a second, with a comma in between. */
+unsigned long long heddle_pushdown_link_ns(void);
+
 /* A synchronisation point for a range of memory. It may be called before a call, beside one, and by a function, where it counts for all
  * memory.
  *
@@ -298,18 +339,11 @@ void *heddle_far_map(size_t bytes, size_t budget);
  * Returns HEDDLE_PUSHDOWN_OK, HEDDLE_PUSHDOWN_LOST or HEDDLE_PUSHDOWN_REFUSED. */
 int heddle_pullmem(const void *start, size_t bytes);
 
-/* What coherence has cost so far. */
-struct heddle_pushdown_counts {
-    /* Always sizeof(struct heddle_pushdown_counts): later versions may have more members. */
-    size_t size;
-    /* Messages about pages that this process has sent, and those that it has received: one for each page that was asked for, answered,
-     * sent or listed, and two for each call. */
-    unsigned long long sent;
-    unsigned long long received;
-};
-
-/* Writes the counts. Returns HEDDLE_PUSHDOWN_OK or HEDDLE_PUSHDOWN_REFUSED. */
-int heddle_pushdown_counts(struct heddle_pushdown_counts *counts);
+/* Evicts all pages that this process has of far memory in a range, but for those that are on their way: what it has written goes
+ * home, all else is dropped.
+ *
+ * Returns HEDDLE_PUSHDOWN_OK, HEDDLE_PUSHDOWN_LOST or HEDDLE_PUSHDOWN_REFUSED. */
+int heddle_far_evict(void *start, size_t bytes);
 
 #ifdef __cplusplus
 }

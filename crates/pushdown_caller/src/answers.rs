@@ -1,5 +1,7 @@
 //! What the executor is told of the program's mappings when it asks.
 
+use std::ops::Range;
+
 use bare::PAGE_BYTES;
 use pushdown::{CONSTANT_PAGES_MAX, MappingKind, ToExecutor};
 
@@ -43,6 +45,26 @@ impl Caller {
             return ToExecutor::Mapping { wanted, start, end, protection, kind };
         }
         ToExecutor::Mapping { wanted, start: 0, end: 0, protection: 0, kind: MappingKind::Refused }
+    }
+
+    /// Tells the executor of the ordinary mappings of a range for which it has not asked yet. Their faults are reported from now on.
+    /// Behind a gap in the range nothing is looked for.
+    pub(crate) fn introduce(&mut self, pages: &Range<u64>) {
+        for run in self.pages.unregistered_in(pages.clone()) {
+            let (mut at, end) = (run.start * PAGE_BYTES as u64, run.end * PAGE_BYTES as u64);
+            while at < end && !self.is_lost {
+                // What is not mapped, or is no ordinary memory, stays unknown.
+                let Some(found) = self.mappings.find(at) else { break };
+                if found.kind == MappingKind::Ordinary {
+                    let mapping = self.mapping(at);
+                    if matches!(mapping, ToExecutor::Mapping { kind: MappingKind::Ordinary, .. }) {
+                        let told = self.tell(&mapping);
+                        self.check(told);
+                    }
+                }
+                at = found.end;
+            }
+        }
     }
 
     pub(crate) fn send_constant(&mut self, address: u64) -> Result<(), Broken> {

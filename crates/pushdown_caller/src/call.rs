@@ -9,13 +9,14 @@ use std::ops::Range;
 
 use bare::system_call::pause;
 use page_coherence::{CallId, CoherenceMode};
-use pushdown::{EXITS, Ended, Registers};
+use pushdown::{EXITS, Ended, Registers, cycles};
 
-use crate::outcome::{Outcome, Task};
+use crate::outcome::{CallStamps, Outcome, Task};
 use crate::rseq::thread_block;
 use crate::stacks::on_private_stack;
 use crate::system_calls;
 use crate::terms::Terms;
+use crate::times::keep_times;
 use crate::wait::{CALLER, is_open, wait_until};
 
 thread_local! {
@@ -52,10 +53,12 @@ pub(crate) fn push_down(function: u64, argument: u64, terms: &Terms) -> Option<O
     if is_in_call() || !is_open() {
         return None;
     }
+    let entered = cycles();
     IS_IN_CALL.set(true);
     let terms = *terms;
-    let outcome = on_private_stack(move |stack, signals| run(function, argument, &terms, stack, signals));
+    let (outcome, stamps) = on_private_stack(move |stack, signals| run(function, argument, &terms, stack, signals));
     IS_IN_CALL.set(false);
+    keep_times(entered, stamps);
     if let Some(Outcome::Killed { call, .. }) = outcome {
         LAST_KILLED.set(call.0);
     }
@@ -81,30 +84,32 @@ pub(crate) fn push_down_with(function: u64, argument: u64, terms: &Terms) -> Opt
 }
 
 /// The call, on a private stack. The executor may take any page of the program meanwhile.
-fn run(function: u64, argument: u64, terms: &Terms, stack: u64, signals: &mut u64) -> Option<Outcome> {
+fn run(function: u64, argument: u64, terms: &Terms, stack: u64, signals: &mut u64) -> (Option<Outcome>, CallStamps) {
     let thread_block = thread_block();
     let (vector_control, float_control) = float_controls();
     // The pages of the live frame, and of what this library calls from there, stay on this side.
     let stack = (stack - LIVE_BYTES) / PAGE * PAGE;
     let registers = Registers { function, argument, stack, thread_block, vector_control, float_control };
-    let outcome = wait_through(registers, terms, signals);
+    let mut stamps = CallStamps::default();
+    let outcome = wait_through(registers, terms, signals, &mut stamps);
     if outcome == Some(Outcome::Lost)
         && let Some(caller) = CALLER.acquire().as_mut()
     {
         caller.give_back_stack(stack);
     }
-    outcome
+    (outcome, stamps)
 }
 
 /// Opens the call, and does what it needs until it has ended.
-fn wait_through(registers: Registers, terms: &Terms, signals: &mut u64) -> Option<Outcome> {
+fn wait_through(registers: Registers, terms: &Terms, signals: &mut u64, stamps: &mut CallStamps) -> Option<Outcome> {
     let call = match CALLER.acquire().as_mut()?.call(registers, terms) {
         Ok(call) => call,
         Err(outcome) => return Some(outcome),
     };
     loop {
         match wait_until(|caller| caller.next_task(call))? {
-            Task::End(outcome, asked) => {
+            Task::End(outcome, ended, asked) => {
+                *stamps = ended;
                 if !asked.is_empty() {
                     // Here they come without a fault, and without another thread.
                     wait_until(|caller| asked.iter().all(|page| !caller.is_waiting_for(*page)).then_some(()))?;

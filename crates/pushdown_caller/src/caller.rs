@@ -12,7 +12,7 @@ use page_coherence::{
     Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceSettings, Output, PAGE_NUMBERS, PageNumber, Right,
     RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
-use pushdown::{Ended, History, Link, Registers, RingError, Runner, ToCaller, ToExecutor};
+use pushdown::{Ended, History, Link, Registers, RingError, Runner, ToCaller, ToExecutor, cycles};
 
 use crate::counts::Counts;
 use crate::far_memory::FarMemory;
@@ -20,7 +20,7 @@ use crate::fork_state::Forks;
 use crate::mappings::Mappings;
 use crate::message::print;
 use crate::message_counts::{MessageCounts, PullCounts};
-use crate::outcome::{Outcome, Task};
+use crate::outcome::{CallStamps, Outcome, Task};
 use crate::pages::Pages;
 use crate::payload::{TakenPage, payload};
 use crate::terms::{Cancelling, Terms};
@@ -38,6 +38,7 @@ pub(crate) struct Call {
     /// How the function ended, and how the call did.
     ended: Ended,
     pub(crate) outcome: Option<Outcome>,
+    stamps: CallStamps,
     /// When it is to be cancelled.
     pub(crate) cancel_at: Option<Duration>,
     pub(crate) cancelling: Cancelling,
@@ -236,8 +237,9 @@ impl Caller {
                 self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?.system_call = Some((number, arguments));
                 Ok(())
             }
-            ToCaller::Ended(call, ended) => {
-                self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?.ended = ended;
+            ToCaller::Ended(call, ended, stamps) => {
+                let open = self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?;
+                (open.ended, open.stamps.executor) = (ended, stamps);
                 Ok(())
             }
             ToCaller::Pong(number) => match self.watch.answered(number) {
@@ -405,6 +407,7 @@ impl Caller {
             system_call: None,
             ended: Ended::default(),
             outcome: None,
+            stamps: CallStamps::default(),
             cancel_at,
             cancelling: Cancelling::No,
             ticket: terms.ticket,
@@ -421,6 +424,9 @@ impl Caller {
             [Output::Send(message)] => {
                 self.message_counts.sent += 1;
                 let call = ToExecutor::Coherence(message.encode());
+                if let Some(open) = self.calls.get_mut(&CallId(self.calls_made)) {
+                    open.stamps.sent = cycles();
+                }
                 self.link.send_both_to_executor([&start, &call]).map_err(Broken::from)
             }
             _ => self.tell(&start).and_then(|()| self.carry_out(out, &[])),
@@ -433,11 +439,12 @@ impl Caller {
     pub(crate) fn next_task(&mut self, call: CallId) -> Option<Task> {
         let open = self.calls.get_mut(&call)?;
         if let Some(outcome) = open.outcome {
+            let stamps = CallStamps { noticed: cycles(), ..open.stamps };
             let (runner, ticket, torn) = (open.runner, open.ticket, std::mem::take(&mut open.torn));
             self.counts.add(outcome);
             self.tickets.close_call(ticket, call, outcome, torn);
             self.calls.remove(&call);
-            return Some(Task::End(outcome, self.ask_back(runner)));
+            return Some(Task::End(outcome, stamps, self.ask_back(runner)));
         }
         open.system_call.take().map(|(number, arguments)| Task::SystemCall(number, arguments))
     }

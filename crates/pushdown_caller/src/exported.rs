@@ -10,7 +10,7 @@ use bare::system_call::set_errno;
 
 use crate::call::{is_in_call, push_down};
 use crate::exported_terms::{set_limit, usual_terms};
-use crate::failure::{Failure, OK, REFUSED, tell};
+use crate::failure::{Failure, LOST, OK, REFUSED, tell};
 use crate::synchronise::mode_of;
 use crate::terms::Terms;
 use crate::wait::is_open;
@@ -119,3 +119,15 @@ pub extern "C" fn heddle_far_map(bytes: usize, budget: usize) -> *mut c_void {
         }
     }
 }
+
+/// `heddle_far_evict`.
+#[unsafe(no_mangle)]
+pub extern "C" fn heddle_far_evict(start: *mut c_void, bytes: usize) -> i32 {
+    match far::evict(start as u64, bytes as u64) {
+        Some(true) => OK,
+        Some(false) => LOST,
+        None => REFUSED,
+    }
+}
+
+const _: () = assert!(size_of::<OpenOptions>() == 32, "as the header says");

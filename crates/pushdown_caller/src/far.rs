@@ -6,16 +6,19 @@
 //! 1. A new range is zero, at the executor. It is mapped there at once, so that functions need not ask.
 //! 2. A page that the program gets is the youngest of its range. If the range has more pages than its budget, the oldest is evicted: sent
 //!    home if the program has written it, dropped otherwise. A page that a function takes is no more counted.
-//! 3. A child of a fork does not have the range.
+//! 3. The program may evict all pages of a range itself ([`evict`]).
+//! 4. A child of a fork does not have the range.
 
 #![allow(unsafe_code)]
+
+use std::ops::Range;
 
 use bare::PAGE_BYTES;
 use bare::system_call::{Errno, advise, map_anonymous, unmap};
 use pushdown::{MappingKind, ToExecutor};
 
 use crate::call::is_in_call;
-use crate::caller::{Broken, Caller};
+use crate::caller::{Broken, Caller, pages_of};
 use crate::stacks::on_private_stack;
 use crate::wait::{CALLER, is_open};
 
@@ -55,6 +58,36 @@ impl Caller {
         }
         Ok(())
     }
+
+    /// Evicts the far pages of a range, but for those that are on their way.
+    fn evict_far_range(&mut self, pages: &Range<u64>) -> Result<(), Broken> {
+        for page in self.far.resident_in(pages) {
+            let mut out = Vec::new();
+            // What carrying out the last one brought may have taken this one.
+            if self.side.evict(page, &mut out).is_ok() {
+                self.carry_out(out, &[])?;
+                self.far.unmapped(page);
+            }
+        }
+        self.far.forget_evicted();
+        Ok(())
+    }
+}
+
+/// Evicts the far pages of a range; whether the executor is still there. `None` if functions cannot be pushed down here.
+pub(crate) fn evict(start: u64, bytes: u64) -> Option<bool> {
+    if is_in_call() || !is_open() {
+        return None;
+    }
+    on_private_stack(move |_, _| {
+        let mut held = CALLER.acquire();
+        let caller = held.as_mut()?;
+        if !caller.is_lost {
+            let evicted = caller.evict_far_range(&pages_of(start, start.saturating_add(bytes)));
+            caller.check(evicted);
+        }
+        Some(!caller.is_lost)
+    })
 }
 
 /// Maps far memory; the address.

@@ -66,6 +66,20 @@ impl FarMemory {
         None
     }
 
+    /// The pages of a range that the program has of far memory.
+    pub(crate) fn resident_in(&self, pages: &Range<u64>) -> Vec<PageNumber> {
+        let runs = self.ranges.iter().flat_map(|range| range.resident.runs_in(pages.clone()));
+        runs.flat_map(|(run, ())| run).map(PageNumber).collect()
+    }
+
+    /// Forgets the order of pages that the program has no more.
+    pub(crate) fn forget_evicted(&mut self) {
+        for range in &mut self.ranges {
+            let resident = &range.resident;
+            range.queue.retain(|page| resident.contains(*page));
+        }
+    }
+
     /// Puts a page behind all others that it has got.
     pub(crate) fn spare(&mut self, page: PageNumber) {
         if let Some(range) = self.range_of(page) {

@@ -10,7 +10,7 @@
 //!   is what the kernel and the program do with memory.
 //! - `far` is memory whose home is the executor; `far_memory` knows what the program has of it.
 //! - `terms` are those of calls; `cancel` takes calls back, by `tickets`; `liveness` notices an executor that does not answer, with what
-//!   `watch` knows; `statistics` are `counts` and more.
+//!   `watch` knows; `statistics` are `counts` and more; `times` are those of a thread's last call.
 //! - `synchronise` has the synchronisation points of the weaker modes, `twins` what pages were before they were written, `payload` and `contents` what
 //!   messages carry of pages.
 //! - `handler` is a thread of the library, which serves the faults of the program and the executor's requests.
@@ -38,6 +38,7 @@ mod contents;
 mod counts;
 mod events;
 mod exported;
+mod exported_counts;
 mod exported_memory;
 mod exported_terms;
 mod failure;
@@ -64,6 +65,7 @@ mod synchronise;
 mod system_calls;
 mod terms;
 mod tickets;
+mod times;
 mod twins;
 mod variables;
 mod wait;

@@ -21,13 +21,14 @@ use bare::userfault::{
     self, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP, FEATURE_MOVE, FEATURE_WRITE_PROTECT,
     UserFaults,
 };
-use pushdown::{AREA_BYTES, Area, CALLER_PRIVATE, ExecutorState, Link, Shape, Side};
+use pushdown::{AREA_BYTES, Area, CALLER_PRIVATE, ExecutorState, Link, Shape, Side, cycles};
 
 use crate::caller::Caller;
 use crate::mappings::Mappings;
 use crate::pages::Pages;
 use crate::places::AREA;
 use crate::rseq::{RSEQ_BYTES, RSEQ_OFFSET};
+use crate::times::set_rate;
 use crate::variables::make_anonymous;
 use crate::wait::{is_open, set_open};
 use crate::watch::Watch;
@@ -42,6 +43,9 @@ const EXECUTOR_NAME: &str = "heddle-executor";
 const DESCRIPTOR_MIN: i32 = 200;
 /// How long the executor may take to begin.
 const BEGIN_SECONDS: u64 = 30;
+/// How far apart the clock is read twice, to see how fast it runs: to 0.01 %, since a reading is off by 0.1 µs.
+const CLOCKS_APART: Duration = Duration::from_millis(1);
+const CLOCK_READINGS: u32 = 5;
 /// The main thread's stack is mapped to its limit, or so far.
 const STACK_BYTES_MAX: u64 = 64 << 20;
 /// After which silence the executor is given up, if the program does not say.
@@ -108,7 +112,9 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     let alarm = Alarm::new().map_err(|error| format!("an alarm: error {}", error.0))?;
     // SAFETY: the descriptor was just opened, and nobody else has it.
     let alarm = Alarm(keep(unsafe { OwnedFd::from_raw_fd(alarm.0) })?);
-    let (area, socket, child) = start_executor(settings, vdso.unwrap_or(0) * PAGE_BYTES as u64)?;
+    let rate = cycles_per_nanosecond();
+    set_rate(rate);
+    let (area, socket, child) = start_executor(settings, vdso.unwrap_or(0) * PAGE_BYTES as u64, rate)?;
     move_variables(&lines)?;
     let pages = Pages::new(faults, outgoing, memory).map_err(|error| format!("pages: error {}", error.0))?;
     let link = Link::new(area, Side::Caller, socket).with_patience(silence);
@@ -197,8 +203,8 @@ fn executor(settings: &Settings) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("set {EXECUTOR_VARIABLE} to the executor's path"))
 }
 
-/// Starts the executor, and waits until it can be called. Returns the area, the socket and a descriptor of the process.
-fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32, i32), String> {
+/// Starts the executor, and waits until it can be called. `rate` is that of the clock. Returns the area, the socket and a descriptor of the process.
+fn start_executor(settings: &Settings, vdso: u64, rate: f64) -> Result<(Area, i32, i32), String> {
     let path = executor(settings)?;
     let wrong = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
     // SAFETY: the name is a string of C; the kernel gives the descriptor to us alone.
@@ -214,7 +220,7 @@ fn start_executor(settings: &Settings, vdso: u64) -> Result<(Area, i32, i32), St
     }
     // SAFETY: it was just mapped, and stays if the executor begins.
     let area = unsafe { Area::at(AREA) };
-    area.prepare(settings.contexts, vdso, link_shape()?);
+    area.prepare(settings.contexts, vdso, link_shape(rate)?);
     let (ours, theirs) = UnixStream::pair().map_err(|error| wrong("a socket", &error))?;
     let socket = keep(ours.into())?;
     let mut command = Command::new(&path);
@@ -248,12 +254,11 @@ fn descriptor_of(child: &Child) -> Result<i32, String> {
 }
 
 /// The link that is to be imitated, for measurements: its latency in nanoseconds and its bytes a second, with a comma between.
-fn link_shape() -> Result<Shape, String> {
+fn link_shape(per_nanosecond: f64) -> Result<Shape, String> {
     let Ok(text) = std::env::var(LINK_VARIABLE) else { return Ok(Shape::default()) };
     let numbers = text.split_once(',').and_then(|(latency, rate)| Some((latency.parse().ok()?, rate.parse().ok()?)));
     let (latency, rate): (f64, f64) =
         numbers.ok_or_else(|| format!("{LINK_VARIABLE}={text}: two numbers are expected, such as 1200,7000000000"))?;
-    let per_nanosecond = cycles_per_nanosecond();
     Ok(Shape {
         latency_cycles: (latency * per_nanosecond) as u64,
         mebibyte_cycles: (f64::from(1 << 20) / rate * 1e9 * per_nanosecond) as u64,
@@ -263,11 +268,21 @@ fn link_shape() -> Result<Shape, String> {
 /// How fast the processors' clock runs.
 #[allow(clippy::disallowed_methods)] // The program has one thread, which has nothing else to do.
 fn cycles_per_nanosecond() -> f64 {
-    // SAFETY: every processor of this architecture has the instruction.
-    let cycles = || unsafe { std::arch::x86_64::_rdtsc() };
-    let (begun, first) = (Instant::now(), cycles());
-    std::thread::sleep(Duration::from_millis(10));
-    (cycles() - first) as f64 / begun.elapsed().as_nanos() as f64
+    let (begun, first) = clocks();
+    std::thread::sleep(CLOCKS_APART);
+    let (ended, last) = clocks();
+    last.saturating_sub(first) as f64 / (ended - begun).as_nanos().max(1) as f64
+}
+
+/// Both clocks at one moment: the best of several readings, since this thread may be stopped within one.
+#[allow(clippy::disallowed_methods)] // As above.
+fn clocks() -> (Instant, u64) {
+    let read = |_| {
+        let (before, now, after) = (cycles(), Instant::now(), cycles());
+        (after.saturating_sub(before), (now, before / 2 + after / 2))
+    };
+    let (_, best) = (0..CLOCK_READINGS).map(read).min_by_key(|(apart, _)| *apart).expect("there are several");
+    best
 }
 
 #[allow(clippy::disallowed_methods)] // The program has one thread, which has nothing else to do.

@@ -1,7 +1,7 @@
 //! How calls end, and what their threads do until then.
 
 use page_coherence::{CallId, PageNumber};
-use pushdown::Ended;
+use pushdown::{Ended, Stamps};
 
 /// How a call ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,10 +25,19 @@ impl Outcome {
     }
 }
 
+/// When the message of a call was sent, when the executor did what, and when the calling thread noticed the end; in cycles. All zero if the
+/// function has not run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct CallStamps {
+    pub(crate) sent: u64,
+    pub(crate) executor: Stamps,
+    pub(crate) noticed: u64,
+}
+
 /// What a thread in a call does next.
 pub(crate) enum Task {
     /// A system call for its function.
     SystemCall(u64, [u64; 6]),
     /// It waits for these pages, and then the call is over.
-    End(Outcome, Vec<PageNumber>),
+    End(Outcome, CallStamps, Vec<PageNumber>),
 }

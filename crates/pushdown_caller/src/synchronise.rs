@@ -37,6 +37,8 @@ impl Caller {
             return false;
         }
         let end = address.saturating_add(bytes);
+        // Memory for which no function has asked yet goes home too.
+        self.introduce(&pages_of(address, end));
         for run in self.registered_bytes(address, end) {
             let mut at = run.start;
             while at < run.end && !self.is_lost {

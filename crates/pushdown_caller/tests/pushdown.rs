@@ -40,7 +40,7 @@ macro_rules! cases {
 cases! { c:
     empty statics thread_local stack function_pointer list allocate many_pages syncmem
     unmapped mmap file_mapping mremap mprotect shared_mapping
-    kinds scattered fork_large fork_beside fork_beside_allocation far_memory far_beside far_refused freed neighbours constant_written without_access
+    kinds scattered fork_large fork_beside fork_beside_allocation far_memory far_beside far_refused far_evicted freed neighbours constant_written without_access
     files stdio getpid time qsort wide_characters rounding dlsym dlopen fork signals
     mutex condition atomics false_sharing threads threads_in_turn contexts
     litmus histories
@@ -48,6 +48,7 @@ cases! { c:
     sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost lost_calls
     timeout timeout_of_running or_here again try_cancel terms_are_checked busy cancel_races
     limit limit_of_page_given_back limit_of_options limit_beside limit_faults limit_in_system_call limit_in_lock limit_mappings limit_races
+    call_times message_counts syncmem_before_calls
     frozen_queue frozen_ring busy_is_not_frozen stopped_together
     counter neighbours_written handover other_mode mixed_modes moved_and_copied stress
 }
@@ -74,6 +75,12 @@ cases! { cpp:
     vtables closures exceptions iostream strings shared_ptr static_init thread_local_objects terms
 }
 
+#[test]
+fn an_imitated_link_delays_each_message() {
+    let run = run_with("c", "imitated_link", "0", &executor(), &[("HEDDLE_PUSHDOWN_LINK", "1200,7000000000")]);
+    assert!(run.status.success() && run.stdout == "ok\n", "{}\n{}{}", run.status, run.stdout, run.stderr);
+}
+
 /// The process ends as if the caller had called `exit`: handlers run, and buffers are written.
 #[test]
 fn a_function_that_calls_exit_ends_the_process_with_its_status() {
@@ -92,7 +99,7 @@ fn a_process_that_needs_lost_pages_ends_with_a_message() {
 #[test]
 fn the_executor_of_a_killed_process_ends_within_a_second() {
     let _one = ONE_CASE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (mut child, output) = start("c", "killed", "0", &executor());
+    let (mut child, output) = start("c", "killed", "0", &executor(), &[]);
     let begun = Instant::now();
     let process: u32 = loop {
         let text = fs::read_to_string(&output.stdout).expect("the file is there");
@@ -136,7 +143,7 @@ fn a_page_of_an_executor_that_does_not_answer_ends_the_program_with_a_message() 
 #[test]
 fn opening_fails_with_a_reason_when_there_is_no_executor() {
     let missing = Path::new("/nonexistent/heddle-executor");
-    let run = run_with_executor("c", "empty", "0", missing);
+    let run = run_with("c", "empty", "0", missing, &[]);
     assert_eq!(run.status.code(), Some(1), "{}", run.stderr);
     assert!(run.stderr.contains("not opened") && run.stderr.contains("/nonexistent/heddle-executor"), "{}", run.stderr);
 }
@@ -157,7 +164,7 @@ struct Run {
 }
 
 fn run_case(program: &str, case: &str, mode: &str) -> Run {
-    run_with_executor(program, case, mode, &executor())
+    run_with(program, case, mode, &executor(), &[])
 }
 
 /// The executor's program.
@@ -168,9 +175,9 @@ fn executor() -> PathBuf {
     executor
 }
 
-fn run_with_executor(program: &str, case: &str, mode: &str, executor: &Path) -> Run {
+fn run_with(program: &str, case: &str, mode: &str, executor: &Path, variables: &[(&str, &str)]) -> Run {
     let _one = ONE_CASE.lock().unwrap_or_else(PoisonError::into_inner);
-    let (mut child, output) = start(program, case, mode, executor);
+    let (mut child, output) = start(program, case, mode, executor, variables);
     let status = wait(&mut child);
     let [stdout, stderr] = [output.stdout, output.stderr].map(|file| {
         let text = fs::read(file).expect("the file is there");
@@ -188,10 +195,11 @@ struct OutputFiles {
     stderr: PathBuf,
 }
 
-fn start(program: &str, case: &str, mode: &str, executor: &Path) -> (Child, OutputFiles) {
+fn start(program: &str, case: &str, mode: &str, executor: &Path, variables: &[(&str, &str)]) -> (Child, OutputFiles) {
     let output = OutputFiles { stdout: folder().join("stdout"), stderr: folder().join("stderr") };
     let mut command = Command::new(folder().join(program));
     command.arg(case).env("HEDDLE_EXECUTOR", executor).env("PUSHDOWN_MODE", mode).stdin(Stdio::null()).process_group(0);
+    command.envs(variables.iter().copied());
     // Cargo sets it, and an older build of the library may lie there.
     command.env_remove("LD_LIBRARY_PATH");
     command.stdout(File::create(&output.stdout).expect("the folder is writable"));
@@ -260,6 +268,7 @@ fn folder() -> &'static Path {
             "failures.c",
             "terms.c",
             "limits.c",
+            "measured.c",
             "silence.c",
         ];
         compile("cc", &[], &c.map(|file| sources.join(file)), &folder.join("c"));

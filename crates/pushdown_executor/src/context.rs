@@ -24,6 +24,8 @@ pub(crate) struct Context {
     pub(crate) ended: Ended,
     /// Whether it was its limit.
     pub(crate) is_killed: bool,
+    /// Cycles that the function has waited for pages and mappings.
+    pub(crate) waited: u64,
 }
 
 impl Context {

@@ -14,7 +14,7 @@ use page_coherence::{
     Access, CallId, CallOutcome, CoherenceMode, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber,
     Payload, Right, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
-use pushdown::{Ended, History, Link, MappingKind, Registers, Runner, ToCaller, ToExecutor};
+use pushdown::{Ended, History, Link, MappingKind, Registers, Runner, Stamps, ToCaller, ToExecutor, cycles};
 
 use crate::arrival::Arrival;
 use crate::limit::Limits;
@@ -73,8 +73,8 @@ pub(crate) struct Executor {
     side: ExecutorSide,
     mappings: Mappings,
     pages: Pages,
-    /// With what the functions of calls begin that have not begun, and how long they may run.
-    starts: BTreeMap<CallId, (Registers, Option<NonZeroU32>)>,
+    /// With what the functions of calls begin that have not begun, how long they may run, and when that was heard.
+    starts: BTreeMap<CallId, (Registers, Option<NonZeroU32>, u64)>,
     /// The functions that run.
     running: BTreeMap<CallId, Runner>,
     /// Which pages they need.
@@ -161,7 +161,7 @@ impl Executor {
         match message {
             ToExecutor::Coherence(bytes) => self.coherence(bytes),
             ToExecutor::Start(call, registers, limit) => {
-                self.starts.insert(call, (registers, limit));
+                self.starts.insert(call, (registers, limit, cycles()));
                 Ok(())
             }
             ToExecutor::Mapping { wanted, start, end, protection, kind } => {
@@ -362,16 +362,16 @@ impl Executor {
         self.link.send_to_caller(message, body).map_err(|_| Broken)
     }
 
-    /// The next function whose turn it is, for a thread of a context.
-    pub(crate) fn next_function(&mut self, context: u32, thread: u32) -> Option<(CallId, Registers)> {
+    /// The next function whose turn it is, for a thread of a context, and when its message was handled.
+    pub(crate) fn next_function(&mut self, context: u32, thread: u32) -> Option<(CallId, Registers, u64)> {
         let call = self.ready.pop_front()?;
         match self.starts.remove(&call) {
-            Some((registers, limit)) => {
+            Some((registers, limit, handled)) => {
                 self.limits.begin(context, thread, call, limit);
                 let runner = (registers.function, registers.thread_block);
                 self.running.insert(call, runner);
                 self.ask_ahead(runner);
-                Some((call, registers))
+                Some((call, registers, handled))
             }
             // The caller did not say what to run.
             None => exit_group(1),
@@ -411,7 +411,7 @@ impl Executor {
     }
 
     /// A function has ended, perhaps because its time was over.
-    pub(crate) fn end_function(&mut self, context: u32, call: CallId, ended: Ended, is_killed: bool) {
+    pub(crate) fn end_function(&mut self, context: u32, call: CallId, ended: Ended, stamps: Stamps, is_killed: bool) {
         self.limits.end(context);
         self.running.remove(&call);
         self.returned.remove(&call);
@@ -424,7 +424,7 @@ impl Executor {
         } else {
             self.side.finish(call, &mut out)
         };
-        let ended = ToCaller::Ended(call, ended);
+        let ended = ToCaller::Ended(call, ended, stamps);
         let told = match out.first() {
             // The caller does not have to look twice.
             Some(Output::Send(reply)) => {

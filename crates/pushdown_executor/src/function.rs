@@ -5,7 +5,7 @@
 use bare::system_call::{Errno, exit_group, map_anonymous_at, system_call, thread_id};
 use bare::thread::{STACK_BYTES, start_at};
 use page_coherence::CallId;
-use pushdown::Ended;
+use pushdown::{Ended, Stamps, cycles};
 
 use crate::context::{Context, SIGNAL_STACK_BYTES, enter};
 use crate::places::STACKS;
@@ -33,18 +33,20 @@ extern "C" fn run(&mut (number, signal_stack): &mut (u32, usize)) -> ! {
     let context = unsafe { &mut *(signal_stack as *mut Context) };
     context.number = number;
     loop {
-        let (call, registers) = next_function(number, thread);
+        let (call, registers, handled) = next_function(number, thread);
         context.call = call;
-        (context.ended, context.is_killed) = (Ended::default(), false);
+        (context.ended, context.is_killed, context.waited) = (Ended::default(), false, 0);
+        let begun = cycles();
         // SAFETY: the context is this thread's.
         let was_ended = unsafe { enter(context, &registers) } != 0;
+        let stamps = Stamps { handled, begun, returned: cycles(), waited: context.waited };
         let (ended, is_killed) = if was_ended { (context.ended, context.is_killed) } else { (Ended::default(), false) };
-        end_function(number, call, ended, is_killed);
+        end_function(number, call, ended, stamps, is_killed);
     }
 }
 
-fn end_function(number: u32, call: CallId, ended: Ended, is_killed: bool) {
-    Held::new().executor().end_function(number, call, ended, is_killed);
+fn end_function(number: u32, call: CallId, ended: Ended, stamps: Stamps, is_killed: bool) {
+    Held::new().executor().end_function(number, call, ended, stamps, is_killed);
 }
 
 /// Signals are handled on their own stack, and system calls from outside of this program are signals.

@@ -7,7 +7,7 @@ use std::mem;
 
 use bare::system_call::{Errno, exit_group, system_call};
 use page_coherence::Access;
-use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE, SYNCHRONISE_CALL};
+use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE, SYNCHRONISE_CALL, cycles};
 
 use crate::context::{Context, resume};
 use crate::executor::{FaultOutcome, SystemCallOutcome, changes_this_side};
@@ -95,7 +95,10 @@ unsafe extern "C" fn handle(signal: i32, info: &libc::siginfo_t, user: &mut libc
     let ended = |signal: i32| Ended { signal: signal as u32, code: info.si_code, address, instruction };
     let outcome = match signal {
         libc::SIGSEGV | libc::SIGBUS if info.si_code > 0 && info.si_code != OF_KERNEL && !is_private(address) => {
-            fault(context, address, access, needed as u32, signal == libc::SIGSEGV)
+            let since = cycles();
+            let outcome = fault(context, address, access, needed as u32, signal == libc::SIGSEGV);
+            context.waited += cycles().saturating_sub(since);
+            outcome
         }
         libc::SIGSYS if info.si_code == USER_DISPATCH => {
             let number = registers[libc::REG_RAX as usize] as u64;

@@ -60,8 +60,8 @@ pub(crate) fn wait_until<T>(mut ready: impl FnMut(&mut Executor) -> Option<T>) -
     value
 }
 
-/// Waits for a function to run on a thread of a context.
-pub(crate) fn next_function(context: u32, thread: u32) -> (CallId, Registers) {
+/// Waits for a function to run on a thread of a context, and says when its message was handled.
+pub(crate) fn next_function(context: u32, thread: u32) -> (CallId, Registers, u64) {
     let _next = NEXT.acquire();
     wait_until(|executor| executor.next_function(context, thread))
 }

@@ -34,6 +34,7 @@ void fork_beside_allocation(void);
 void far_memory(void);
 void far_beside(void);
 void far_refused(void);
+void far_evicted(void);
 void freed(void);
 void neighbours(void);
 void constant_written(void);
@@ -125,6 +126,12 @@ void limit_in_system_call(void);
 void limit_in_lock(void);
 void limit_mappings(void);
 void limit_races(void);
+
+// measured.c
+void call_times(void);
+void message_counts(void);
+void syncmem_before_calls(void);
+void imitated_link(void);
 
 // silence.c
 void frozen(void);

@@ -127,3 +127,42 @@ void far_refused(void) {
     CHECK(waitpid(child, &status, 0) == child && status == 0);
     for (size_t at = 0; at < FAR; at += PAGE) CHECK(far[at] == 7);
 }
+
+static void *reads_beside(void *argument) {
+    uint64_t sum = 0;
+    for (uint64_t state = 1; !atomic_load(&stops);) {
+        state = state * 6364136223846793005 + 1442695040888963407;
+        sum += shared.words[(state >> 33) % WORDS] % 2;
+    }
+    *(uint64_t *)argument = sum;
+    return NULL;
+}
+
+void far_evicted(void) {
+    struct far far = {.words = heddle_far_map(FAR, FAR)};
+    CHECK(far.words != NULL);
+    for (size_t at = 0; at < WORDS; at++) far.words[at] = 2 * at;
+    CHECK(resident(far.words, FAR) == FAR / PAGE);
+    // Half of it, which was written.
+    CHECK(heddle_far_evict(far.words, FAR / 2) == HEDDLE_PUSHDOWN_OK);
+    CHECK(resident(far.words, FAR / 2) == 0 && resident(far.words + WORDS / 2, FAR / 2) == FAR / 2 / PAGE);
+    CALL(adds_up, &far);
+    CHECK(far.sum == WORDS * (WORDS - 1));
+    // All of it, which was read since.
+    for (size_t at = 0; at < WORDS; at++) CHECK(far.words[at] == 2 * at);
+    CHECK(heddle_far_evict(far.words, FAR) == HEDDLE_PUSHDOWN_OK && resident(far.words, FAR) == 0);
+    for (size_t at = 0; at < WORDS; at += PAGE / 8) CHECK(far.words[at] == 2 * at);
+    // Other memory, and memory that is not there, stay as they are.
+    CHECK(heddle_far_evict(&far, sizeof far) == HEDDLE_PUSHDOWN_OK && heddle_far_evict(NULL, 0) == HEDDLE_PUSHDOWN_OK);
+    // Beside a thread that fetches pages.
+    shared.words = far.words;
+    pthread_t thread;
+    uint64_t odd = 0;
+    CHECK(pthread_create(&thread, NULL, reads_beside, &odd) == 0);
+    for (int round = 0; round < 50; round++) CHECK(heddle_far_evict(far.words, FAR) == HEDDLE_PUSHDOWN_OK);
+    atomic_store(&stops, 1);
+    CHECK(pthread_join(thread, NULL) == 0 && odd == 0);
+    CALL(adds_up, &far);
+    CHECK(far.sum == WORDS * (WORDS - 1));
+    CHECK(munmap(far.words, FAR) == 0);
+}
