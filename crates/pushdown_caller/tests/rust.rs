@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::ErrorKind;
 use farmem::pushdown::{Coherence, Executor, PushdownError, PushdownOptions, PushdownTerms, PushdownTicket};
@@ -45,6 +45,8 @@ fn main() {
     calls_are_cancelled_or_run_here(&executor);
     closures_have_limits(&executor);
     closures_run_in_each_mode(&executor);
+    calls_are_measured(&executor);
+    far_memory_is_used_on_both_sides(&executor);
     println!("test result: ok");
 }
 
@@ -204,4 +206,43 @@ fn closures_run_in_each_mode(executor: &Executor) {
         unsafe { executor.pullmem(&raw mut numbers[..]) }.expect("the executor is there");
     }
     assert_eq!((numbers[0], numbers.len(), numbers[5000], numbers[5003]), (4, 5004, 5, 2));
+}
+
+fn calls_are_measured(executor: &Executor) {
+    let counted = executor.messages();
+    let begun = Instant::now();
+    executor
+        .call(|| {
+            let begun = Instant::now();
+            while begun.elapsed() < Duration::from_millis(2) {}
+        })
+        .expect("it returns");
+    let taken = begun.elapsed();
+    let times = executor.last_times().expect("it has run");
+    let parts = [times.before, times.request, times.set_up, times.run, times.response, times.after];
+    // The clock's rate is off by less than a thousandth.
+    assert!(parts.iter().sum::<Duration>() <= taken + taken / 1000, "{times:?} of {taken:?}");
+    assert!(times.run >= Duration::from_micros(1998) && times.online_sync <= times.run, "{times:?}");
+    assert!(executor.messages() >= counted + 2);
+    assert_eq!(executor.link_latency(), Duration::ZERO);
+    executor.syncmem_everything().expect("it is open");
+    assert_eq!(executor.call(|| executor.last_times().is_none()).ok(), Some(true), "a closure cannot ask");
+}
+
+fn far_memory_is_used_on_both_sides(executor: &Executor) {
+    const WORDS: u64 = 1 << 18;
+    let mut far = executor.far_memory(8 * WORDS, 1 << 17).expect("nothing runs");
+    (0_u64..).zip(far.words_mut()).for_each(|(at, word)| *word = at);
+    far.evict().expect("the executor is there");
+    let before = executor.messages();
+    let sum = executor.call(|| far.words().iter().sum::<u64>()).expect("it returns");
+    assert_eq!(sum, WORDS * (WORDS - 1) / 2);
+    // A page has 512 words: the closure has asked for next to none of them.
+    assert!(executor.messages() - before < WORDS / 512 / 2, "{} messages", executor.messages() - before);
+    executor.call(|| far.words_mut().iter_mut().for_each(|word| *word += 1)).expect("it returns");
+    assert!((1..).zip(far.words()).all(|(at, word)| *word == at));
+    let too_much = executor.far_memory(0, 1).expect_err("there is nothing to map");
+    assert_eq!(too_much.kind(), ErrorKind::Rejected);
+    let is_refused = executor.call(|| executor.far_memory(4096, 4096).is_err()).expect("it returns");
+    assert!(is_refused, "a closure cannot map far memory");
 }

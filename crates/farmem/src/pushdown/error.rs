@@ -1,5 +1,6 @@
 //! Errors of pushed closures.
 
+use std::io;
 use std::ops::Range;
 
 use base::ErrorKind;
@@ -53,6 +54,12 @@ pub enum PushdownError {
         /// Addresses of the memory that may be torn: what this closure, or one that ran beside it, could write while calls were running.
         torn: Vec<Range<usize>>,
     },
+    /// The operating system or the library refused far memory: `EBUSY` while closures run.
+    #[error("far memory cannot be mapped: {0}")]
+    FarMemory(#[source] io::Error),
+    /// The list of this process's mappings cannot be read.
+    #[error("/proc/self/maps cannot be read: {0}")]
+    Mappings(#[source] io::Error),
     /// This process, or this thread, cannot push closures down. The closure has not run.
     #[error(
         "the closure has not run: this is a forked child, or a pushed closure itself, or the library is of another version"
@@ -64,6 +71,8 @@ impl PushdownError {
     /// What the caller should do.
     pub fn kind(&self) -> ErrorKind {
         match self {
+            PushdownError::FarMemory(error) if error.raw_os_error() == Some(libc::EBUSY) => ErrorKind::Retry,
+            PushdownError::FarMemory(_) | PushdownError::Mappings(_) => ErrorKind::Rejected,
             PushdownError::Unavailable { .. } | PushdownError::Refused => ErrorKind::Rejected,
             // The same closure would fail again.
             PushdownError::Panicked(_) | PushdownError::Signal { .. } => ErrorKind::Rejected,

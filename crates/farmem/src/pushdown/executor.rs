@@ -4,14 +4,18 @@
 
 use std::any::Any;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::abort;
+use std::time::Duration;
 
 use super::coherence::Coherence;
 use super::error::PushdownError;
 use super::failure::Failure;
+use super::far_memory::FarMemory;
 use super::library::{Library, check};
 use super::library_terms::{self, DECLINED, LibraryTerms};
+use super::measurement::{self, CallTimes};
 use super::options::PushdownOptions;
 use super::panics;
 use super::terms::{PushdownStatistics, PushdownTerms, PushdownTicket};
@@ -194,6 +198,44 @@ impl Executor {
         library_terms::statistics(self.library.statistics).ok_or(PushdownError::Refused)
     }
 
+    /// How long the parts of this thread's last call took. `None` if it has made none, or its closure has not run to an end.
+    pub fn last_times(&self) -> Option<CallTimes> {
+        measurement::times(self.library.times)
+    }
+
+    /// Messages about pages that this process has sent and received so far; 0 in a pushed closure, and in a forked child.
+    pub fn messages(&self) -> u64 {
+        measurement::messages(self.library.counts).unwrap_or(0)
+    }
+
+    /// The latency of the link that is imitated between this process and the executor (`HEDDLE_PUSHDOWN_LINK`); zero without one.
+    pub fn link_latency(&self) -> Duration {
+        // SAFETY: the function takes nothing, and returns a number.
+        Duration::from_nanos(unsafe { (self.library.link_latency)() })
+    }
+
+    /// Maps far memory, of which this process keeps at most `budget_bytes` bytes, and at least a page. A rest of less than eight bytes is left out.
+    ///
+    /// # Errors
+    /// [`PushdownError::FarMemory`], also for 0 bytes, and while closures run; [`PushdownError::Refused`].
+    pub fn far_memory(&self, bytes: u64, budget_bytes: u64) -> Result<FarMemory, PushdownError> {
+        FarMemory::map(self.library, bytes, budget_bytes)
+    }
+
+    /// [`Executor::syncmem`] for all of this process's private memory that it may write.
+    ///
+    /// # Errors
+    /// Those of [`Executor::syncmem`], [`PushdownError::Mappings`].
+    pub fn syncmem_everything(&self) -> Result<(), PushdownError> {
+        let maps = std::fs::read_to_string("/proc/self/maps").map_err(PushdownError::Mappings)?;
+        for range in maps.lines().filter_map(private_memory) {
+            // SAFETY: the library only sends pages of the range, and leaves out those that are gone meanwhile.
+            let kind = unsafe { (self.library.syncmem)(range.start as *const c_void, range.len()) };
+            check(kind, &Failure::default(), self.library.torn)?;
+        }
+        Ok(())
+    }
+
     /// A synchronisation point for the pages of a slice: what this process has written there goes home, so that a closure finds it and need not
     /// ask for each page. It may be called beside a closure, and by one. With [`Coherence::Coherent`] this is about speed only: both
     /// sides see the same bytes with it and without it.
@@ -218,6 +260,15 @@ impl Executor {
         let kind = unsafe { (self.library.pullmem)(slice.cast(), slice.len() * size_of::<T>()) };
         check(kind, &Failure::default(), self.library.torn)
     }
+}
+
+/// The addresses of a line of `/proc/self/maps`, if it is private memory that may be written.
+fn private_memory(line: &str) -> Option<Range<usize>> {
+    let (addresses, rest) = line.split_once(' ')?;
+    let (start, end) = addresses.split_once('-')?;
+    let address = |text| usize::from_str_radix(text, 16).ok();
+    let is_private = rest.starts_with("rw") && rest.get(3..4) == Some("p");
+    is_private.then_some(address(start)?..address(end)?)
 }
 
 /// A closure and how it ended.

@@ -9,7 +9,9 @@ use std::ptr;
 
 use super::error::PushdownError;
 use super::failure::Failure;
+use super::far_memory::{FarEvict, FarMap};
 use super::library_terms::{PushdownWith, Statistics, Torn, TryCancel, torn_ranges};
+use super::measurement::{Counts, LinkLatency, Times};
 use super::options::PushdownOptions;
 use super::terms::milliseconds;
 
@@ -60,6 +62,11 @@ pub(super) struct Library {
     pub(super) torn: Torn,
     pub(super) statistics: Statistics,
     pub(super) pullmem: Syncmem,
+    pub(super) counts: Counts,
+    pub(super) times: Times,
+    pub(super) link_latency: LinkLatency,
+    pub(super) far_map: FarMap,
+    pub(super) far_evict: FarEvict,
 }
 
 impl Library {
@@ -83,6 +90,9 @@ impl Library {
         let (pushdown_with, syncmem) = (find(c"heddle_pushdown_with")?, find(c"heddle_syncmem")?);
         let (try_cancel, torn) = (find(c"heddle_try_cancel")?, find(c"heddle_pushdown_torn")?);
         let (statistics, pullmem) = (find(c"heddle_pushdown_statistics")?, find(c"heddle_pullmem")?);
+        let (counts, times) = (find(c"heddle_pushdown_counts")?, find(c"heddle_pushdown_times")?);
+        let link_latency = find(c"heddle_pushdown_link_ns")?;
+        let (far_map, far_evict) = (find(c"heddle_far_map")?, find(c"heddle_far_evict")?);
         // SAFETY: `heddle_pushdown.h` declares these functions with these types, and the library is never unloaded.
         unsafe {
             Ok(Library {
@@ -94,6 +104,11 @@ impl Library {
                 torn: std::mem::transmute::<*mut c_void, Torn>(torn),
                 statistics: std::mem::transmute::<*mut c_void, Statistics>(statistics),
                 pullmem: std::mem::transmute::<*mut c_void, Syncmem>(pullmem),
+                counts: std::mem::transmute::<*mut c_void, Counts>(counts),
+                times: std::mem::transmute::<*mut c_void, Times>(times),
+                link_latency: std::mem::transmute::<*mut c_void, LinkLatency>(link_latency),
+                far_map: std::mem::transmute::<*mut c_void, FarMap>(far_map),
+                far_evict: std::mem::transmute::<*mut c_void, FarEvict>(far_evict),
             })
         }
     }

@@ -25,6 +25,8 @@
 //! A closure waits for its turn and runs for as long as it likes, unless [`PushdownTerms`] say otherwise: [`Executor::call_with`] has a
 //! time-out, a limit, and what follows if the closure has not run; [`Executor::try_cancel`] cancels the call of another thread.
 //!
+//! [`Executor::far_memory`] maps memory whose home is the executor, for data that closures use and this process hardly does.
+//!
 //! `heddle_pushdown.h`, beside the library's sources, says what a function may do. Above all, it cannot start threads or
 //! processes, and shared mappings are out of its reach.
 
@@ -32,8 +34,10 @@ mod coherence;
 mod error;
 mod executor;
 mod failure;
+mod far_memory;
 mod library;
 mod library_terms;
+mod measurement;
 mod options;
 mod panics;
 mod terms;
@@ -41,6 +45,8 @@ mod terms;
 pub use coherence::Coherence;
 pub use error::PushdownError;
 pub use executor::Executor;
+pub use far_memory::FarMemory;
+pub use measurement::CallTimes;
 pub use options::PushdownOptions;
 pub use panics::PanicReport;
 pub use terms::{PushdownStatistics, PushdownTerms, PushdownTicket};

@@ -8,11 +8,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use base::ErrorKind;
-use farmem::pushdown::{Executor, PushdownError, PushdownOptions, PushdownStatistics, PushdownTerms, PushdownTicket};
+use farmem::pushdown::{
+    Coherence, Executor, PushdownError, PushdownOptions, PushdownStatistics, PushdownTerms, PushdownTicket,
+};
 
 /// After `heddle_syncmem` of less than 7 bytes, it and the next call of the thread end with that kind of failure.
 const LIBRARY: &str = r#"
+    #include <errno.h>
     #include <stddef.h>
+    #include <sys/mman.h>
     struct failure { int kind, signal, code; const void *address, *instruction; };
     static __thread int next;
     int heddle_pushdown_open(const void *options) { return 0; }
@@ -46,6 +50,32 @@ const LIBRARY: &str = r#"
         statistics->running = 2;
         return 0;
     }
+    struct counts { size_t size; unsigned long long sent, received; };
+    int heddle_pushdown_counts(struct counts *counts) {
+        if (counts->size != sizeof *counts) return 4;
+        counts->sent = 30;
+        counts->received = 12;
+        return 0;
+    }
+    struct times { size_t size; unsigned long long parts[7]; };
+    static __thread int calls;
+    int heddle_pushdown_times(struct times *times) {
+        if (times->size != sizeof *times || calls++ == 0) return 4;
+        for (int i = 0; i < 7; i++) times->parts[i] = 100 + i;
+        return 0;
+    }
+    unsigned long long heddle_pushdown_link_ns(void) { return 1200; }
+    static size_t mapped, budget_of_mapped;
+    void *heddle_far_map(size_t bytes, size_t budget) {
+        mapped = bytes;
+        budget_of_mapped = budget;
+        if (bytes == 0) errno = EINVAL;
+        if (bytes == 8) errno = EBUSY;
+        if (bytes == 16) errno = ENOTCONN;
+        if (bytes <= 16) return NULL;
+        return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    }
+    int heddle_far_evict(void *start, size_t bytes) { return bytes == mapped / 8 * 8 && budget_of_mapped == 4096 ? 0 : 2; }
 "#;
 
 /// Panics that the hook saw which was there before the executor was opened.
@@ -172,4 +202,48 @@ fn a_missing_library_is_named() {
     let error = Executor::open(&options).expect_err("there is none");
     assert_eq!(error.kind(), ErrorKind::Rejected);
     assert!(error.to_string().contains("/nonexistent/library.so"), "{error}");
+}
+
+#[test]
+fn measurements_arrive_as_the_library_has_them() {
+    let executor = executor();
+    assert_eq!((executor.messages(), executor.link_latency()), (42, Duration::from_nanos(1200)));
+    assert_eq!(executor.last_times(), None);
+    let times = executor.last_times().expect("the library has some from the second time on");
+    let parts = [times.before, times.request, times.set_up, times.run, times.online_sync, times.response, times.after];
+    assert_eq!(parts, [100, 101, 102, 103, 104, 105, 106].map(Duration::from_nanos));
+}
+
+#[test]
+fn far_memory_is_mapped_evicted_and_unmapped() {
+    let executor = executor();
+    let mut far = executor.far_memory(8195, 4096).expect("it is mapped");
+    assert_eq!(far.words().len(), 1024);
+    far.words_mut()[1023] = 7;
+    assert_eq!((far.words()[0], far.words()[1023]), (0, 7));
+    far.evict().expect("the library evicts that range");
+    let start = far.words().as_ptr().addr();
+    let is_mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
+        maps.lines().filter_map(|line| line.split_once(' ')?.0.split_once('-')).any(|(first, last)| {
+            let [first, last] = [first, last].map(|address| usize::from_str_radix(address, 16).expect("a number"));
+            (first..last).contains(&start)
+        })
+    };
+    assert!(is_mapped());
+    drop(far);
+    assert!(!is_mapped());
+    for (bytes, kind) in [(0, ErrorKind::Rejected), (8, ErrorKind::Retry), (16, ErrorKind::Rejected)] {
+        let error = executor.far_memory(bytes, 4096).expect_err("the library refuses it");
+        assert_eq!((error.kind(), matches!(error, PushdownError::Refused)), (kind, bytes == 16), "{error}");
+    }
+}
+
+#[test]
+fn coherence_other_than_the_usual_one_is_refused() {
+    let executor = executor();
+    // SAFETY: the closure has nothing that would have to be dropped.
+    let call = |coherence| unsafe { executor.try_call_in(coherence, || 5) };
+    assert_eq!(call(Coherence::Coherent).expect("it returns"), 5);
+    assert!(matches!(call(Coherence::Weak), Err(PushdownError::Refused)));
 }
