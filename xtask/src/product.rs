@@ -38,6 +38,10 @@ const PARTS: &[&str] = &[
 const WITH_TEST_FEATURES: &[&str] =
     &["heddle-kv", "heddle-ordered-log", "heddle-rma", "heddle-rma-verbs", "heddle-sift"];
 
+/// What a release has.
+const PACKAGES: &[&str] =
+    &["heddle", "heddle-bench", "heddle-farmem-preload", "heddle-pushdown-caller", "heddle-pushdown-executor"];
+
 /// Names that the program of the tests has at least.
 const NAMES_OF_TESTS_MIN: usize = 100;
 
@@ -87,12 +91,13 @@ pub fn nightly() -> Result<(), String> {
     }
 }
 
-/// Builds the release, with the benchmarks and the library for far heaps beside it. Returns the program.
+/// Builds the release: the program with the benchmarks, the library for far heaps, and the library and the executor of pushed-down functions beside
+/// it. Returns the program.
 ///
 /// # Errors
 /// It does not build.
 pub fn build() -> Result<PathBuf, String> {
-    let packages = ["--package", "heddle", "--package", "heddle-bench", "--package", "heddle-farmem-preload"];
+    let packages = PACKAGES.iter().flat_map(|package| ["--package", package]);
     run(Command::new("cargo").args(["build", "--release", "--locked"]).args(packages))?;
     Ok(released())
 }

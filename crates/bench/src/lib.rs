@@ -2,8 +2,8 @@
 //!
 //! The tools for it are in [`measurement`]: workloads, the driver, statistics and reports. Benchmarks of a network's
 //! throughput consist of them alone. Measurements of parts of the system are here: [`state`], [`ordering`], [`rma`],
-//! [`validate`], [`signatures`], [`invalidation`], [`far_memory`], and the figures of the papers ([`flexchain`], [`sift`]). [`under_attack`] measures honest
-//! clients while a network is attacked.
+//! [`validate`], [`signatures`], [`invalidation`], [`far_memory`], and the figures of the papers ([`flexchain`], [`sift`],
+//! [`teleport`]). [`under_attack`] measures honest clients while a network is attacked.
 //!
 //! Each measurement has a configuration with sane defaults, and returns a [`Figure`](measurement::figure::Figure):
 //!
@@ -42,5 +42,6 @@ pub mod rma;
 pub mod sift;
 pub mod signatures;
 pub mod state;
+pub mod teleport;
 pub mod under_attack;
 pub mod validate;

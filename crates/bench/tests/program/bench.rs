@@ -140,6 +140,15 @@ fn quick_sift(name: &str, ratios: &[&str], more: &[&str]) -> Value {
     figure
 }
 
+/// Runs one of TELEPORT's figures in its quick form.
+fn quick_teleport(name: &str, ratios: &[&str]) -> Value {
+    let (figure, _) = quick(name, ratios, &[]);
+    assert_eq!(figure["settings"]["link_latency_us"], 1.2, "{figure:#}");
+    assert_eq!(figure["bounds"].as_object().map(serde_json::Map::len), Some(ratios.len()), "{figure:#}");
+    assert!(figure["ratios"].as_object().is_some_and(|ratios| ratios.values().all(|ratio| ratio.as_f64() > Some(0.0))));
+    figure
+}
+
 /// Runs a figure with `--quick`; expects its ratios, at least one row, and its plot.
 fn quick(name: &str, ratios: &[&str], more: &[&str]) -> (Value, String) {
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -309,6 +318,29 @@ fn far_memory_is_measured_over_both_providers() {
         let (figure, _) = quick("farmem", &ratios, &["--provider", provider]);
         assert_eq!(figure["rows"].as_array().map(Vec::len), Some(6), "{figure:#}");
         assert_eq!(figure["bounds"].as_object().map(serde_json::Map::len), Some(3), "{figure:#}");
+    }
+}
+
+#[test]
+fn teleports_figure_6_sets_five_ways_beside_each_other() {
+    let figure = quick_teleport("teleport-fig6", &["coherent_over_local", "coherent_over_thread"]);
+    assert_eq!(figure["rows"].as_array().map(Vec::len), Some(5), "{figure:#}");
+    for row in figure["rows"].as_array().expect("rows") {
+        assert!(row["seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{row:#}");
+    }
+}
+
+#[test]
+fn teleports_figure_20_divides_a_call_into_its_parts() {
+    let ratios = ["on_demand_over_eager", "call_us", "call_asleep_us", "typical_call_us"];
+    let figure = quick_teleport("teleport-fig20", &ratios);
+    let rows = figure["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 5 * 2 + 3, "{figure:#}");
+    for row in rows {
+        // The link takes 1.2 us, and the clock's rate is off by less than a thousandth.
+        let [request, response] = ["request_us", "response_us"].map(|part| row[part].as_f64().expect("a number"));
+        assert!(request > 1.19 && response > 1.19, "{row:#}");
+        assert!(row["online_sync_us"].as_f64() <= row["run_us"].as_f64(), "{row:#}");
     }
 }
 

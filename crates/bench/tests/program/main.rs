@@ -18,6 +18,10 @@ fn program(name: &str, package: &str) -> PathBuf {
 fn heddle(arguments: &[&str]) -> Command {
     let mut command = Command::new(program("heddle", "heddle"));
     command.args(arguments);
+    // In a release both lie beside the program. Cargo leaves libraries that it builds for tests where the tests are.
+    let test = std::env::current_exe().expect("the test has a file");
+    command.env("HEDDLE_PUSHDOWN_LIBRARY", test.with_file_name("libheddle_pushdown.so"));
+    command.env("HEDDLE_EXECUTOR", test.with_file_name("../heddle-executor"));
     command
 }
 

@@ -33,6 +33,7 @@ const LIBRARY: &str = r#"
         return kind;
     }
     int heddle_syncmem(const void *start, size_t bytes) { return next = bytes < 7 ? (int)bytes : 0; }
+    int heddle_pullmem(void *start, size_t bytes) { return heddle_syncmem(start, bytes); }
     int heddle_try_cancel(const unsigned long long *ticket) { return *ticket == 0 ? 4 : *ticket == 9 ? 7 : 0; }
     struct range { void *start; size_t bytes; };
     size_t heddle_pushdown_torn(struct range *ranges, size_t count) {

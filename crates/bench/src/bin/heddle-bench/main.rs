@@ -17,6 +17,7 @@ use futures_util::future::LocalBoxFuture;
 use heddle_cli::{exit, failure, instance, output, page, signals};
 
 use cli::Cli;
+use cli::bench::BenchCommand;
 use failure::CommandError;
 
 fn main() -> ExitCode {
@@ -34,6 +35,10 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: &Cli) -> Result<(), CommandError> {
+    if let BenchCommand::TeleportProcess(arguments) = &cli.benchmark {
+        // It starts its executor before it has other threads.
+        return Ok(bench::teleport::subject::run(&arguments.part)?);
+    }
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     // Clients of a benchmark leave the processors to the servers on the same machine. They get at least two threads: a
     // block commits at many clients at once, and on one thread they would sign their next transactions while a

@@ -14,6 +14,7 @@ use super::kv::{KvBenchArguments, KvEtcdArguments};
 use super::sift::{
     CoordinatorLossArguments, MemoryLossArguments, SiftArguments, SiftBackupsArguments, SiftCpuArguments,
 };
+use super::teleport::{TeleportArguments, TeleportProcessArguments};
 use super::workload::{KMeansArguments, SmallBankArguments, YcsbArguments};
 
 const AFTER: &str = "\
@@ -264,6 +265,70 @@ verbs take at least the time of a link of 1.2 us and 56 Gbit/s. Faults at random
 that a fault and a read of one page cost, a pass in order with reads of 64 KiB over the provider. Needs access to
 /dev/userfaultfd. Checks the ratios at the end against their bounds. docs/formats/bench.md explains the JSON.")]
     Farmem(FarMemoryArguments),
+    /// TELEPORT, figure 6: two threads, of which one is pushed down, in five ways
+    #[command(
+        name = "teleport-fig6",
+        after_help = "\
+Examples:
+  heddle bench teleport-fig6
+  heddle bench teleport-fig6 --data-mib 8192 --json fig6.json      the plot is fig6.svg
+
+One thread computes, the other reads at random in far memory of which 2 % is cached. It stays here (none), is
+pushed down after the whole process or its own part of the cache was sent (process, thread), or as it is
+(coherent); local is the same in the process's own memory. Starts no network. Needs access to
+/dev/userfaultfd, and memory for twice the data. docs/formats/bench.md explains the JSON."
+    )]
+    TeleportFig6(TeleportArguments),
+    /// TELEPORT, figure 7: false sharing, coherent and with a manual synchronisation
+    #[command(
+        name = "teleport-fig7",
+        after_help = "\
+Examples:
+  heddle bench teleport-fig7
+  heddle bench teleport-fig7 --quick
+
+Two sides write different halves of the same 16 pages: coherent, and with coherence off and syncmem of the caller's
+half at the end. Starts no network. Needs access to /dev/userfaultfd. docs/formats/bench.md explains the JSON."
+    )]
+    TeleportFig7(TeleportArguments),
+    /// TELEPORT, figures 19 and 20: what a call costs, by its six parts
+    #[command(
+        name = "teleport-fig20",
+        after_help = "\
+Examples:
+  heddle bench teleport-fig20
+  heddle bench teleport-fig20 --quick
+
+Empty functions with nothing, a sixteenth and all of the data resident, dirty and clean, with an executor that looks
+for calls and one that sleeps; a typical function; and one that writes every 64th page, synchronised on demand
+and eagerly. Starts no network. Needs access to /dev/userfaultfd, and memory for three times the data.
+docs/formats/bench.md explains the JSON."
+    )]
+    TeleportFig20(TeleportArguments),
+    /// TELEPORT, figure 21: time of two sides that write the same words, over their contention
+    #[command(
+        name = "teleport-fig21",
+        after_help = "\
+Examples:
+  heddle bench teleport-fig21
+  heddle bench teleport-fig21 --json fig21.json      the plot is fig21.svg
+
+Two threads, of which one is pushed down, access memory at random and write a shared word at 0.0001 to 1 % of their
+operations: local, coherent, with weak ordering. Starts no network. Needs access to /dev/userfaultfd, and
+memory for three times the data. docs/formats/bench.md explains the JSON."
+    )]
+    TeleportFig21(TeleportArguments),
+    /// TELEPORT, figure 22: messages of two sides that write the same words, over their contention
+    #[command(
+        name = "teleport-fig22",
+        after_help = "\
+Examples:
+  heddle bench teleport-fig22
+  heddle bench teleport-fig22 --quick
+
+The runs of teleport-fig21, and the messages that both sides sent. docs/formats/bench.md explains the JSON."
+    )]
+    TeleportFig22(TeleportArguments),
     /// Verification of P-256 signatures with tables of keys, beside the library
     #[command(after_help = "\
 Examples:
@@ -550,6 +615,9 @@ and 64 MiB. docs/formats/bench.md explains the JSON."
     /// A memory node for flexchain-fig8b, as a process of this program
     #[command(name = "memory-process", hide = true)]
     MemoryProcess(MemoryProcessArguments),
+    /// A process that pushes functions down, for the figures of TELEPORT
+    #[command(name = "teleport-process", hide = true)]
+    TeleportProcess(TeleportProcessArguments),
     /// A part of a store for sift-fig7, -fig11 and -fig12, as a process of this program
     #[command(name = "sift-process", hide = true)]
     SiftProcess,

@@ -11,6 +11,7 @@ pub mod former;
 pub mod kv;
 mod seconds;
 pub mod sift;
+pub mod teleport;
 pub mod workload;
 
 use clap::Parser;

@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use base::rt::CancellationToken;
 use bench::sift::costs::CostTable;
+use bench::teleport::contention::ContentionFigure;
 use heddle_cli::log_tail::tail;
 use measurement::chaincode::{ChaincodeProgram, ChaincodeServices};
 use measurement::driver::{self, DriverConfig, Servers};
@@ -117,6 +118,17 @@ pub async fn run(bench: &BenchCommand) -> Result<(), CommandError> {
         BenchCommand::Signatures(arguments) => super::figure::signatures(arguments, &stop),
         BenchCommand::Rma(arguments) => super::figure::rma(arguments, &stop).await,
         BenchCommand::Farmem(arguments) => super::figure::far_memory(arguments, &stop).await,
+        BenchCommand::TeleportFig6(arguments) => super::teleport::fig6(arguments, &stop).await,
+        BenchCommand::TeleportFig7(arguments) => super::teleport::fig7(arguments, &stop).await,
+        BenchCommand::TeleportFig20(arguments) => super::teleport::fig20(arguments, &stop).await,
+        BenchCommand::TeleportFig21(arguments) => {
+            super::teleport::contention(ContentionFigure::Time, arguments, &stop).await
+        }
+        BenchCommand::TeleportFig22(arguments) => {
+            super::teleport::contention(ContentionFigure::Messages, arguments, &stop).await
+        }
+        // Before this runtime has threads, in `main`.
+        BenchCommand::TeleportProcess(_) => Ok(()),
         BenchCommand::FlexchainFig1(arguments) => super::fig1::run(arguments, &stop).await,
         BenchCommand::FlexchainFig5a(arguments) => super::fig5a::run(arguments, &stop).await,
         BenchCommand::FlexchainFig5b(arguments) => super::flexchain::fig5b(arguments, &stop).await,

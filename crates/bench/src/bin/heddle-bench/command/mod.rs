@@ -21,6 +21,7 @@ mod paper_sizes;
 mod peer_network;
 mod sift;
 mod storage_lost;
+mod teleport;
 mod under_attack;
 
 use std::path::PathBuf;
