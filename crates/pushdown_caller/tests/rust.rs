@@ -208,6 +208,7 @@ fn closures_run_in_each_mode(executor: &Executor) {
     assert_eq!((numbers[0], numbers.len(), numbers[5000], numbers[5003]), (4, 5004, 5, 2));
 }
 
+#[allow(clippy::disallowed_methods, reason = "a program without the runtime")]
 fn calls_are_measured(executor: &Executor) {
     let counted = executor.messages();
     let begun = Instant::now();

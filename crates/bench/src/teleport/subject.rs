@@ -47,8 +47,7 @@ thread_local! {
 pub fn run(arguments: &[String]) -> Result<(), Error> {
     let executor = Executor::open(&PushdownOptions::default()).map_err(|error| part(&error))?;
     let (name, settings) = arguments.split_first().ok_or_else(|| part(&"no part is named"))?;
-    let settings: Settings =
-        settings.iter().filter_map(|setting| setting.split_once('=')).map(|(name, value)| (name, value)).collect();
+    let settings: Settings = settings.iter().filter_map(|setting| setting.split_once('=')).collect();
     let numbers = match name.as_str() {
         "calls" => calls(&executor, &settings),
         "ablation" => ablation(&executor, &settings),
@@ -348,7 +347,7 @@ fn faults(executor: &Executor) -> Measured {
         requests.push(times.request.as_nanos() as f64 / 1e3);
     }
     for _ in 0..CALLS_TOUCH {
-        at_executor.push(executor.call(&touch_scattered).map_err(|error| part(&error))?);
+        at_executor.push(executor.call(touch_scattered).map_err(|error| part(&error))?);
         at_caller.push(touch_scattered());
     }
     Ok(vec![
