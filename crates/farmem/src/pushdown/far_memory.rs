@@ -2,7 +2,6 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{c_int, c_void};
 use std::io;
 use std::ptr::NonNull;
 use std::slice;
@@ -10,9 +9,6 @@ use std::slice;
 use super::error::PushdownError;
 use super::failure::Failure;
 use super::library::{Library, check};
-
-pub(super) type FarMap = unsafe extern "C" fn(usize, usize) -> *mut c_void;
-pub(super) type FarEvict = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
 
 /// Memory whose home is the executor, zero at first. Closures use it where it is. This process gets a page when it accesses it, and keeps at
 /// most its budget; the oldest pages go back. A child made by `fork` must not use it.

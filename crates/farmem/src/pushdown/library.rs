@@ -9,7 +9,6 @@ use std::ptr;
 
 use super::error::PushdownError;
 use super::failure::Failure;
-use super::far_memory::{FarEvict, FarMap};
 use super::library_terms::{PushdownWith, Statistics, Torn, TryCancel, torn_ranges};
 use super::measurement::{Counts, LinkLatency, Times};
 use super::options::PushdownOptions;
@@ -49,6 +48,8 @@ pub(super) fn check(kind: c_int, failure: &Failure, torn: Torn) -> Result<(), Pu
 
 type Open = unsafe extern "C" fn(*const LibraryOptions) -> c_int;
 type Reason = unsafe extern "C" fn() -> *const c_char;
+type FarMap = unsafe extern "C" fn(usize, usize) -> *mut c_void;
+type FarEvict = unsafe extern "C" fn(*mut c_void, usize) -> c_int;
 type Syncmem = unsafe extern "C" fn(*const c_void, usize) -> c_int;
 
 /// The functions of the library, which stays loaded.
