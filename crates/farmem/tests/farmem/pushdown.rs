@@ -241,10 +241,12 @@ fn far_memory_is_mapped_evicted_and_unmapped() {
 }
 
 #[test]
-fn coherence_other_than_the_usual_one_is_refused() {
+fn the_coherence_arrives_as_the_library_has_it() {
     let executor = executor();
-    // SAFETY: the closure has nothing that would have to be dropped.
-    let call = |coherence| unsafe { executor.try_call_in(coherence, || 5) };
-    assert_eq!(call(Coherence::Coherent).expect("it returns"), 5);
-    assert!(matches!(call(Coherence::Weak), Err(PushdownError::Refused)));
+    for (coherence, flags) in [(Coherence::Coherent, 0), (Coherence::Pso, 1), (Coherence::Weak, 2), (Coherence::Off, 3)]
+    {
+        // SAFETY: the closure has nothing that would have to be dropped, and shares nothing with other threads.
+        assert_eq!(unsafe { executor.try_call_in(coherence, || 5) }.expect("it returns"), 5);
+        assert_eq!(executor.statistics().expect("it is open").calls, flags, "{coherence:?}");
+    }
 }
