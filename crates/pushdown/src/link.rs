@@ -182,7 +182,7 @@ impl Link {
         Attending(self)
     }
 
-    /// What has happened so far on this side. To be asked under the side's lock, before [`wait`](Link::wait).
+    /// What has happened so far on this side. To be asked under the side's lock, before [`wait`](Attending::wait).
     pub fn so_far(&self) -> u32 {
         self.own().turn.load(Ordering::SeqCst)
     }

@@ -18,10 +18,17 @@ static void check_ended(pid_t executor) {
     CHECK(info.si_code == CLD_KILLED && info.si_status == SIGKILL);
 }
 
+// Stops all its threads. A signal stops one, which stops the others as soon as it runs; these may go on answering until then.
+static void stop(pid_t executor) {
+    siginfo_t info = {0};
+    CHECK(kill(executor, SIGSTOP) == 0);
+    CHECK(waitid(P_PID, (id_t)executor, &info, WSTOPPED) == 0 && info.si_code == CLD_STOPPED);
+}
+
 static void *stops_and_continues(void *argument) {
     pid_t executor = *(pid_t *)argument;
     rest(100);
-    CHECK(kill(executor, SIGSTOP) == 0);
+    stop(executor);
     rest(500);
     CHECK(kill(executor, SIGCONT) == 0);
     return NULL;
@@ -31,7 +38,7 @@ static void *stops_and_continues(void *argument) {
 void frozen(void) {
     pid_t executor = child_of_this_process();
     // Nothing is expected from it, so that nobody notices.
-    CHECK(kill(executor, SIGSTOP) == 0);
+    stop(executor);
     rest(3000);
     CHECK(kill(executor, SIGCONT) == 0);
     static int count;
@@ -48,7 +55,7 @@ void frozen(void) {
     release(&busy);
     join_caller(&other, HEDDLE_PUSHDOWN_OK);
 
-    CHECK(kill(executor, SIGSTOP) == 0);
+    stop(executor);
     long begin = milliseconds_now();
     static struct heddle_pushdown_failure failure;
     CHECK(call_deeply(counts, &failure) == HEDDLE_PUSHDOWN_LOST && failure.kind == HEDDLE_PUSHDOWN_LOST);
@@ -65,7 +72,7 @@ void frozen(void) {
 static void *stops(void *argument) {
     pid_t executor = *(pid_t *)argument;
     rest(200);
-    CHECK(kill(executor, SIGSTOP) == 0);
+    stop(executor);
     return NULL;
 }
 
@@ -83,7 +90,7 @@ void frozen_queue(void) {
     static struct caller_thread blocker, waiting;
     start_caller(&blocker, spins, &busy);
     wait_for_begin(&busy);
-    CHECK(kill(executor, SIGSTOP) == 0);
+    stop(executor);
     waiting.terms.timeout_ms = 100;
     waiting.terms.flags = HEDDLE_PUSHDOWN_OR_HERE | HEDDLE_PUSHDOWN_AGAIN;
     static int count;
@@ -118,7 +125,7 @@ void frozen_ring(void) {
     static int count;
     CALL(counts, memory);
     memset(memory, 3, bytes);
-    CHECK(kill(executor, SIGSTOP) == 0);
+    stop(executor);
     CHECK(heddle_syncmem(memory, bytes) == HEDDLE_PUSHDOWN_LOST && count == 0);
     check_ended(executor);
 }
