@@ -38,8 +38,8 @@ pub struct CheckedCall<'a> {
 /// # Errors
 /// Of the operating system: a kernel without filters.
 pub fn allow_only(calls: &[libc::c_long], checked: &[CheckedCall], requests: &[u32]) -> Result<(), Errno> {
-    assert!(calls.len() + requests.len() <= ALLOWED_MAX, "a filter has room for so many calls");
-    assert!(checked.len() <= CHECKED_MAX, "a filter has room for so many calls whose arguments are checked");
+    assert!(calls.len() + requests.len() <= ALLOWED_MAX, "a filter has room for {ALLOWED_MAX} calls");
+    assert!(checked.len() <= CHECKED_MAX, "a filter checks the arguments of {CHECKED_MAX} calls");
     assert!(checked.iter().all(|call| call.arguments.len() <= ARGUMENTS_MAX), "a call has no more arguments");
     let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     let lengths = checked.iter().map(|call| 2 + 2 * call.arguments.len());

@@ -10,6 +10,7 @@
 //! - [`heap`]: an allocator on memory of its own, for a library that must not use that of its program.
 //! - [`memory`]: `memcpy` and its relatives, for the linker.
 //! - [`filter`]: what system calls a thread may make.
+//! - [`signal`]: handlers of signals, and system calls that are signals.
 //! - [`alarm`]: a time at which a sleeping thread wakes.
 //! - [`userfault`]: page faults that user space serves.
 
@@ -21,6 +22,7 @@ pub mod filter;
 pub mod heap;
 pub mod lock;
 pub mod memory;
+pub mod signal;
 pub mod system_call;
 pub mod thread;
 pub mod userfault;

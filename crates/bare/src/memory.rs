@@ -36,7 +36,7 @@ unsafe fn move_short(target: *mut u8, source: *const u8, bytes: usize) {
         ($unit:ty, $count:literal) => {{
             const BYTES: usize = size_of::<$unit>();
             let last = bytes.wrapping_sub($count * BYTES);
-            // SAFETY: the range has at least so many bytes, and the caller answers for it.
+            // SAFETY: the bytes lie in the range, for which the caller answers.
             unsafe {
                 let (front, back) = (source.cast::<[$unit; $count]>(), source.add(last).cast::<[$unit; $count]>());
                 let (front, back) = (front.read_unaligned(), back.read_unaligned());

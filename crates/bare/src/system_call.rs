@@ -97,13 +97,6 @@ pub fn wake_word(word: &AtomicU32) {
     let _ = unsafe { system_call(libc::SYS_futex, [word.as_ptr() as usize, operation as usize, 1]) };
 }
 
-/// Wakes all threads that wait for the word.
-pub fn wake_all(word: &AtomicU32) {
-    let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    // SAFETY: the kernel uses the address alone.
-    let _ = unsafe { system_call(libc::SYS_futex, [word.as_ptr() as usize, operation as usize, i32::MAX as usize]) };
-}
-
 /// Maps private anonymous memory, at an address that the kernel chooses.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bare::PAGE_BYTES;
 use bare::alarm::Alarm;
+use bare::signal::SET_SYSTEM_CALL_DISPATCH;
 use bare::system_call::{Errno, exit_group};
 use bare::userfault::UserFaults;
 use base::Bytes;
@@ -20,7 +21,6 @@ use crate::arrival::Arrival;
 use crate::limit::Limits;
 use crate::mappings::Mappings;
 use crate::pages::{PageContents, Pages};
-use crate::sandbox::SET_SYSTEM_CALL_DISPATCH;
 
 /// Pages that are asked for ahead, at most.
 const AHEAD_MAX: u64 = 32;

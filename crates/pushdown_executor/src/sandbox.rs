@@ -3,14 +3,11 @@
 #![allow(unsafe_code)]
 
 use bare::filter::{CheckedCall, allow_only};
-use bare::system_call::{Errno, system_call};
+use bare::signal;
+use bare::system_call::Errno;
 use bare::userfault;
 
 use crate::limit::LIMIT_SIGNAL;
-
-/// `PR_SET_SYSCALL_USER_DISPATCH`.
-pub(crate) const SET_SYSTEM_CALL_DISPATCH: u64 = 59;
-const DISPATCH_ON: usize = 1;
 
 /// The system calls of this program once it has begun. None opens a file, a connection or a process. Functions make none at all.
 const CALLS: [libc::c_long; 14] = [
@@ -42,10 +39,7 @@ unsafe extern "C" {
 /// # Errors
 /// Of the operating system.
 pub(crate) fn stop_system_calls() -> Result<(), Errno> {
-    let (start, end) = (&raw const __executable_start as usize, &raw const program_end as usize);
-    let arguments = [SET_SYSTEM_CALL_DISPATCH as usize, DISPATCH_ON, start, end - start, 0];
-    // SAFETY: the call has no memory argument.
-    unsafe { system_call(libc::SYS_prctl, arguments) }.map(|_| ())
+    signal::stop_system_calls(&raw const __executable_start as usize..&raw const program_end as usize)
 }
 
 /// The calling thread makes no other system calls than this program needs. The service thread may signal threads of its process, whose
@@ -55,6 +49,6 @@ pub(crate) fn stop_system_calls() -> Result<(), Errno> {
 /// Of the operating system.
 pub(crate) fn enter(process: Option<u32>) -> Result<(), Errno> {
     let arguments = process.map(|process| [(0, process), (2, LIMIT_SIGNAL as u32)]);
-    let signal = arguments.as_ref().map(|arguments| CheckedCall { call: libc::SYS_tgkill, arguments });
-    allow_only(&CALLS, signal.as_slice(), &userfault::REQUESTS)
+    let end = arguments.as_ref().map(|arguments| CheckedCall { call: libc::SYS_tgkill, arguments });
+    allow_only(&CALLS, end.as_slice(), &userfault::REQUESTS)
 }

@@ -2,10 +2,8 @@
 
 #![allow(unsafe_code)]
 
-use std::arch::naked_asm;
-use std::mem;
-
-use bare::system_call::{Errno, exit_group, system_call};
+use bare::signal::{STOPPED_CALL, set_handler};
+use bare::system_call::{Errno, exit_group};
 use page_coherence::Access;
 use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE, SYNCHRONISE_CALL, cycles};
 
@@ -14,14 +12,10 @@ use crate::executor::{FaultOutcome, SystemCallOutcome, changes_this_side};
 use crate::limit::{LIMIT_SIGNAL, is_over};
 use crate::wait::{Held, handle_messages, wait_until};
 
-/// `SA_RESTORER`.
-const RESTORER: u64 = 0x0400_0000;
 /// The processor's flags as functions of C expect them: no single steps, no alignment checks.
 const PLAIN_FLAGS: libc::greg_t = 0x202;
 /// `SI_KERNEL`: no address belongs to the signal.
 const OF_KERNEL: i32 = 128;
-/// `SYS_USER_DISPATCH`: a system call of a function.
-const USER_DISPATCH: i32 = 2;
 /// The bit of a page fault's error code that says that it was a write.
 const FAULT_WAS_WRITE: i64 = 1 << 1;
 
@@ -32,37 +26,16 @@ const FAULT_WAS_FETCH: i64 = 1 << 4;
 pub(crate) const SIGNALS: [i32; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGSYS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, LIMIT_SIGNAL];
 
-/// `struct sigaction` of the kernel.
-#[repr(C)]
-struct KernelAction {
-    handler: usize,
-    flags: u64,
-    restorer: usize,
-    mask: u64,
-}
-
 /// Installs the handler.
 ///
 /// # Errors
 /// Of the operating system.
 pub(crate) fn install() -> Result<(), Errno> {
-    let flags = (libc::SA_SIGINFO | libc::SA_ONSTACK) as u64 | RESTORER;
-    let action = KernelAction {
-        handler: handle as *const () as usize,
-        flags,
-        restorer: restore as *const () as usize,
-        mask: u64::MAX,
-    };
     for signal in SIGNALS {
-        // SAFETY: the kernel reads the structure; handler and restorer are what it expects.
-        unsafe { system_call(libc::SYS_rt_sigaction, [signal as usize, &raw const action as usize, 0, 8]) }?;
+        // SAFETY: threads that run functions have a stack for signals; the others block these, or cause none.
+        unsafe { set_handler(signal, handle, libc::SA_ONSTACK) }?;
     }
     Ok(())
-}
-
-#[unsafe(naked)]
-unsafe extern "C" fn restore() {
-    naked_asm!("mov eax, 15", "syscall")
 }
 
 /// Runs on the thread's stack for signals, with the caller's thread block: no thread-local variable may be used.
@@ -100,7 +73,7 @@ unsafe extern "C" fn handle(signal: i32, info: &libc::siginfo_t, user: &mut libc
             context.waited += cycles().saturating_sub(since);
             outcome
         }
-        libc::SIGSYS if info.si_code == USER_DISPATCH => {
+        libc::SIGSYS if info.si_code == STOPPED_CALL => {
             let number = registers[libc::REG_RAX as usize] as u64;
             let order = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX, libc::REG_R10, libc::REG_R8, libc::REG_R9];
             let arguments = order.map(|register| registers[register as usize] as u64);
@@ -188,5 +161,3 @@ fn end(context: &mut Context, registers: &mut [libc::greg_t; 23], ended: Ended) 
     registers[libc::REG_RSP as usize] = context.resume as libc::greg_t;
     registers[libc::REG_EFL as usize] = PLAIN_FLAGS;
 }
-
-const _: () = assert!(mem::size_of::<KernelAction>() == 32, "the kernel's structure has 32 bytes");
