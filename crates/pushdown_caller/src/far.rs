@@ -69,7 +69,6 @@ impl Caller {
                 self.far.unmapped(page);
             }
         }
-        self.far.forget_evicted();
         Ok(())
     }
 }
