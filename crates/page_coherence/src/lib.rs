@@ -50,7 +50,7 @@
 //!
 //! A side has a **right** to a page: none, to read, or to write. The executor's right is an entry of its temporary table; the full table
 //! of the pool says only whether the page is in pool memory or in storage. The default mode is described;
-//! [`CoherenceMode`] says what the weaker modes guarantee, and step 15 how.
+//! [`CoherenceMode`] says what the weaker modes guarantee, and step 16 how.
 //!
 //! Outside of calls:
 //! 1. The caller is alone. A fault on a page that is not resident fetches it from the pool, which loads it from storage if need
@@ -74,29 +74,31 @@
 //! 7. If a request and a fetch of one page cross, each side sees it: the executor gets a fetch while its request is on the
 //!    way, the caller gets a request while its fetch is. The pool side wins: the executor ignores the fetch, the caller obeys, waits for a
 //!    pause, and fetches again. The pause doubles with each tie that a fault loses. [`Favour::Caller`] turns the roles around.
+//! 8. The caller's shim may put a request off, and handle the messages behind it first: the executor keeps the request, and ignores fetches
+//!    of the page, until it is answered, even if its context ends meanwhile. Not with [`Favour::Caller`], where a fetch ends the request.
 //!
 //! Contents:
-//! 8. A page is mapped writable exactly if it is dirty: newer than at home (at the caller), or newer than in storage (at the executor). The
+//! 9. A page is mapped writable exactly if it is dirty: newer than at home (at the caller), or newer than in storage (at the executor). The
 //!    first write to a clean page faults, and needs no message if the side has the right. A shim that expects writes may take this
 //!    fault in advance.
-//! 9. Evicting a dirty page at the caller sends it home, during a call as well. A clean page is dropped; during a call the
+//! 10. Evicting a dirty page at the caller sends it home, during a call as well. A clean page is dropped; during a call the
 //!    executor is told, so that it need not ask. A page that waits for an answer is not evicted.
-//! 10. Evicting a page from pool memory stores it if the temporary or the full table says that it is dirty. Rights stay as they are.
+//! 11. Evicting a page from pool memory stores it if the temporary or the full table says that it is dirty. Rights stay as they are.
 //!     A page that is taken from the executor, or shared, hands its dirty bit to the full table.
-//! 11. `syncmem` sends dirty pages of a range home, and the caller keeps the right to read them.
-//! 12. When the program drops pages (`munmap`, `MADV_DONTNEED`), the caller has them from then on, as zeros, and sends *discard*. The executor
+//! 12. `syncmem` sends dirty pages of a range home, and the caller keeps the right to read them.
+//! 13. When the program drops pages (`munmap`, `MADV_DONTNEED`), the caller has them from then on, as zeros, and sends *discard*. The executor
 //!     gives up its right, its copy and the contents in storage. It ends a load of such a page, and grants a fetch that waits for the
 //!     load without contents. A fetch or a pull that the caller sent before the discard is **overtaken**: the caller ignores the contents that
 //!     it brings, and a call does not list it. So is a pull by what the caller sends of the page afterwards; it is sent again.
 //!
 //! Ending:
-//! 13. When a function ends, the executor sends *reply*. With the last call the temporary table ends, and its dirty bits are merged
+//! 14. When a function ends, the executor sends *reply*. With the last call the temporary table ends, and its dirty bits are merged
 //!     into the full table. Nothing else is sent, and no page moves.
-//! 14. `try_cancel` removes a call from the queue; a running one is not cancelled. A killed function's reply lists the pages that it, or a
+//! 15. `try_cancel` removes a call from the queue; a running one is not cancelled. A killed function's reply lists the pages that it, or a
 //!     function beside it, wrote, with those that the shim had left writable from an earlier context.
 //!
 //! Weaker modes:
-//! 15. * Partial store order: a request or fetch to write downgrades the other side to read. Its copy is **stale** from then on; it is
+//! 16. * Partial store order: a request or fetch to write downgrades the other side to read. Its copy is **stale** from then on; it is
 //!       dropped at the side's next synchronisation point.
 //!     * Weak ordering: a request or fetch takes no right away. The caller's first write to a page makes a **twin**; home go the bytes that
 //!       differ ([`diff()`]). The executor writes pool memory itself and needs none. At its synchronisation points it sends the list of
@@ -109,8 +111,8 @@
 //!       of written pages before it asks, the caller drops its copies of them, and sends differences home before it answers.
 //!
 //! Losses:
-//! 16. A caller that loses its executor learns which pages may be torn, and which are good ([`Loss`]).
-//! 17. An executor that loses its caller ends its functions and drops the context.
+//! 17. A caller that loses its executor learns which pages may be torn, and which are good ([`Loss`]).
+//! 18. An executor that loses its caller ends its functions and drops the context.
 //!
 //! Invariants, which `tests/coherence` checks after each step:
 //! 1. One side has a page mapped writable and the other has it not mapped, or none has it mapped writable. With partial store
@@ -131,7 +133,7 @@
 //! | fetch | to executor | a fault that the caller cannot serve | step 4 |
 //! | home | to executor | an eviction, a `syncmem` | takes the contents, raises its right |
 //! | answer | to executor | after a request | takes the contents, raises its right, wakes its threads |
-//! | discard | to executor | the program drops pages | step 12 |
+//! | discard | to executor | the program drops pages | step 13 |
 //! | push, pull | to executor | coherence is off | takes, or sends, the bytes of a range |
 //! | grant | to caller | after a fetch | takes the contents, raises its right, wakes its threads |
 //! | request | to caller | a fault on a page that the caller may have | step 5 |

@@ -17,7 +17,7 @@ use wire::{Input, Malformed, Reader, Writer};
 use crate::page::{PAGE_NUMBERS, Right};
 use crate::run_map::RunMap;
 
-/// Most runs of a list. A list of so many takes at most 13 bytes a run, 832 KiB.
+/// Most runs of a list. Such a list takes at most 13 bytes a run, 832 KiB.
 pub const RUNS_MAX: usize = 1 << 16;
 
 /// Bytes of the shortest run.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use page_coherence::{Access, PageNumber};
 
-/// One run in so many is for learning.
+/// One run of this number is for learning.
 const LEARN_EVERY: u64 = 32;
 /// Functions of threads that are remembered. If there are more, all are forgotten.
 const FUNCTIONS_MAX: usize = 256;

@@ -60,7 +60,8 @@
 //! 1. The runtime of each side keeps its state in memory that the other side never gets, makes its own system calls, and uses
 //!    neither the C library nor thread-local variables nor a page of the program. Otherwise it would wait for itself.
 //! 2. Messages are handled in their order, each to its end, under one lock a side, by whichever thread is there: one that
-//!    waits, or the side's own thread.
+//!    waits, or the side's own thread. Only the caller may put a request for a page off, and a question for a mapping, while the program changes
+//!    that memory or forks; it handles the messages behind it meanwhile ([`page_coherence`], step 8).
 //! 3. A thread that waits looks for messages for a while before it sleeps ([`Link::attend`]); the sender then need not wake anybody. If it
 //!    sleeps, the sender wakes it, rather than the side's own thread, which would wake it in turn.
 //! 4. Each side checks what the other sends. A side that breaks the protocol is lost.

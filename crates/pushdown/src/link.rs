@@ -287,7 +287,7 @@ fn sleep_shared(word: &AtomicU32, expected: u32) {
     };
 }
 
-/// Wakes so many threads that sleep on a word, of either side.
+/// Wakes some of the threads of either side that sleep on a word.
 fn wake_shared(word: &AtomicU32, threads: i32) {
     // SAFETY: the kernel uses the address alone.
     let _ =

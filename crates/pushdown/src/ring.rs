@@ -20,7 +20,7 @@ pub const FRAME_BYTES_MAX: usize = RING_BYTES / 16;
 const HEAD_BYTES: usize = 16;
 /// Frames begin at multiples of this.
 const ALIGNMENT: usize = 8;
-/// An empty ring is used from its beginning again once so much of it was used, so that its memory stays in the processor's caches.
+/// An empty ring is used from its beginning again once this much of it was used, so that its memory stays in the processor's caches.
 const WARM_BYTES: usize = 256 << 10;
 /// The length and the kind of a frame without bytes, behind which the ring goes on at its beginning.
 const SKIP_HEAD: u64 = (u32::MAX as u64) << 32;
@@ -122,7 +122,7 @@ impl Ring {
         at.saturating_sub(cycles()).wrapping_sub(1) >= 1 << 43
     }
 
-    /// When frames with so many bytes in all, sent now, arrive.
+    /// When frames arrive that are sent now and have this many bytes in all.
     fn arrival(&self, bytes: usize) -> u64 {
         if self.shape.is_none() {
             return 0;
@@ -243,7 +243,7 @@ fn body_bytes(parts: &[&[u8]]) -> usize {
     parts.iter().fold(0, |sum: usize, part| sum.saturating_add(part.len()))
 }
 
-/// Bytes of a frame with so many bytes.
+/// Bytes that a frame takes in the ring.
 fn frame_bytes(body: usize) -> usize {
     HEAD_BYTES.saturating_add(body.next_multiple_of(ALIGNMENT))
 }

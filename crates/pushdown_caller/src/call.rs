@@ -109,7 +109,10 @@ fn wait_through(registers: Registers, terms: &Terms, signals: &mut u64, stamps: 
     loop {
         match wait_until(|caller| caller.next_task(call))? {
             Task::End(outcome, ended, asked) => {
-                *stamps = ended;
+                // The end that a lost call's function may have reported was not confirmed.
+                if outcome != Outcome::Lost {
+                    *stamps = ended;
+                }
                 if !asked.is_empty() {
                     // Here they come without a fault, and without another thread.
                     wait_until(|caller| asked.iter().all(|page| !caller.is_waiting_for(*page)).then_some(()))?;

@@ -14,7 +14,7 @@ use page_coherence::{
 };
 use pushdown::{Ended, History, Link, Registers, RingError, Runner, ToCaller, ToExecutor, cycles};
 
-use crate::counts::Counts;
+use crate::call_counts::CallCounts;
 use crate::far_memory::FarMemory;
 use crate::fork_state::Forks;
 use crate::mappings::Mappings;
@@ -85,7 +85,7 @@ pub(crate) struct Caller {
     pub(crate) calls: BTreeMap<CallId, Call>,
     pub(crate) calls_made: u64,
     pub(crate) tickets: Tickets,
-    pub(crate) counts: Counts,
+    pub(crate) call_counts: CallCounts,
     pub(crate) watch: Watch,
     /// Constant memory of which the executor knows.
     pub(crate) constant: RunMap<()>,
@@ -125,7 +125,7 @@ impl Caller {
             calls: BTreeMap::new(),
             calls_made: 0,
             tickets: Tickets::default(),
-            counts: Counts::default(),
+            call_counts: CallCounts::default(),
             watch,
             constant: RunMap::default(),
             stream: (0, 0),
@@ -190,7 +190,7 @@ impl Caller {
             has_progress = true;
         }
         match self.handle_put_off() {
-            Ok(had_any) => has_progress |= had_any,
+            Ok(is_any_handled) => has_progress |= is_any_handled,
             Err(why) => self.give_up(&why),
         }
         if has_progress {
@@ -211,20 +211,9 @@ impl Caller {
                 let (message, body) = CoherenceToCaller::decode(bytes)
                     .map_err(|_| Broken::Protocol("a malformed message about a page"))?;
                 self.message_counts.received += 1;
-                match &message {
-                    CoherenceToCaller::Request { page, access } if self.keeps(*page) => {
-                        self.forks.defer(*page, *access);
-                        return Ok(());
-                    }
-                    CoherenceToCaller::Reply { call, outcome, written } => {
-                        // With the last call its context ends, and nothing may be left of it.
-                        self.hand_out_deferred()?;
-                        if *outcome == CallOutcome::Killed {
-                            let runs = written.runs().map(|(pages, _)| pages);
-                            self.calls.get_mut(call).ok_or(UNKNOWN_CALL)?.torn = runs.collect();
-                        }
-                    }
-                    _ => {}
+                if let CoherenceToCaller::Reply { call, outcome: CallOutcome::Killed, written } = &message {
+                    let runs = written.runs().map(|(pages, _)| pages);
+                    self.calls.get_mut(call).ok_or(UNKNOWN_CALL)?.torn = runs.collect();
                 }
                 self.receive(message, &body)
             }
@@ -249,7 +238,7 @@ impl Caller {
         }
     }
 
-    pub(crate) fn receive(&mut self, mut message: CoherenceToCaller, body: &[u8]) -> Result<(), Broken> {
+    fn receive(&mut self, mut message: CoherenceToCaller, body: &[u8]) -> Result<(), Broken> {
         let pulled = match &message {
             CoherenceToCaller::Pulled(range) => Some(*range),
             _ => None,
@@ -381,7 +370,7 @@ impl Caller {
         self.settle();
         let opened = self.open_call(registers, terms);
         if let Err(outcome) = opened {
-            self.counts.add(outcome);
+            self.call_counts.add(outcome);
         }
         opened
     }
@@ -441,7 +430,7 @@ impl Caller {
         if let Some(outcome) = open.outcome {
             let stamps = CallStamps { noticed: cycles(), ..open.stamps };
             let (runner, ticket, torn) = (open.runner, open.ticket, std::mem::take(&mut open.torn));
-            self.counts.add(outcome);
+            self.call_counts.add(outcome);
             self.tickets.close_call(ticket, call, outcome, torn);
             self.calls.remove(&call);
             return Some(Task::End(outcome, stamps, self.ask_back(runner)));

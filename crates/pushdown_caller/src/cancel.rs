@@ -66,7 +66,7 @@ impl Caller {
 
     /// The executor has declined to cancel a call.
     pub(crate) fn declined(&mut self, call: CallId) {
-        self.counts.declined += 1;
+        self.call_counts.declined += 1;
         if let Some(open) = self.calls.get_mut(&call) {
             open.cancelling = Cancelling::Declined;
         }

@@ -4,7 +4,7 @@
 //! when they are done; of protection it says nothing. So the functions here take the place of the C library's and of functions' calls.
 //!
 //! 1. While a thread drops pages, the executor gets none of them: it might get the old contents, or have pages dropped that hold new
-//!    ones. Its requests are put off until the drop is done.
+//!    ones. Its requests are put off until the drop is done, and other messages are handled meanwhile ([`page_coherence`], step 8).
 //! 2. Protection changes under the lock, so that no request is handled between the change and the message about it.
 
 #![allow(unsafe_code)]
@@ -116,14 +116,13 @@ impl Caller {
         match message {
             // Memory is between its old and its new place.
             ToCaller::MappingWanted(_) => self.is_remapping,
-            // What moves is asked for, and its requests have to be answered until it is there.
-            ToCaller::Coherence(bytes) if !self.dropping.is_empty() && !self.is_remapping => {
-                match CoherenceToCaller::decode(bytes.clone()) {
-                    Ok((CoherenceToCaller::Request { page, .. }, _)) => {
-                        self.dropping.iter().any(|pages| pages.contains(&page.0))
-                    }
-                    _ => false,
-                }
+            ToCaller::Coherence(bytes) if !self.dropping.is_empty() || self.forks.is_gathering() => {
+                let Ok((CoherenceToCaller::Request { page, .. }, _)) = CoherenceToCaller::decode(bytes.clone()) else {
+                    return false;
+                };
+                // What moves is asked for, and its requests have to be answered until it is there.
+                let is_dropped = !self.is_remapping && self.dropping.iter().any(|pages| pages.contains(&page.0));
+                is_dropped || self.keeps(page)
             }
             _ => false,
         }
@@ -138,15 +137,17 @@ impl Caller {
         Ok(())
     }
 
-    /// Handles messages that were put off; some may be put off again. Whether there were any.
+    /// Handles messages that were put off; some may be put off again. Whether any was handled.
     pub(crate) fn handle_put_off(&mut self) -> Result<bool, Broken> {
         if self.is_remapping || self.put_off.is_empty() {
             return Ok(false);
         }
-        for message in std::mem::take(&mut self.put_off) {
+        let put_off = std::mem::take(&mut self.put_off);
+        let count = put_off.len();
+        for message in put_off {
             self.settle();
             self.handle(message)?;
         }
-        Ok(true)
+        Ok(self.put_off.len() < count)
     }
 }

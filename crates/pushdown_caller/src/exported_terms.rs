@@ -45,7 +45,7 @@ pub struct MemoryRange {
     bytes: usize,
 }
 
-/// Functions whose terms have no limit may run for so many milliseconds; 0 is for ever.
+/// The limit, in milliseconds, of functions whose terms have none; 0: they may run for ever.
 pub(crate) fn set_limit(milliseconds: u32) {
     LIMIT_MS.store(milliseconds, Ordering::Relaxed);
 }
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn heddle_pushdown_torn(ranges: *mut MemoryRange, count: u
 /// `heddle_pushdown_statistics`.
 ///
 /// # Safety
-/// The structure's size is in it, and so many bytes can be written.
+/// The structure's size is in it, and its bytes can be written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn heddle_pushdown_statistics(target: *mut Statistics) -> i32 {
     if target.is_null() || is_in_call() || !is_open() {

@@ -4,37 +4,29 @@
 //!    them all. So nothing is held back when the C library says that it is about to fork. Instead the kernel stops each system call of
 //!    the thread from there on (Syscall User Dispatch). The handler makes them, up to the one that forks.
 //! 2. *Gathering.* Then the thread asks for all pages that the program does not own, until there are none. What the program owns by
-//!    then it keeps: functions that ask for such a page wait. A page that both sides have asked for goes to the function first,
+//!    then it keeps: a function's request for such a page is put off. A page that both sides have asked for goes to the function first,
 //!    as always, and then comes home. So each page comes home after two transfers at most.
 //! 3. *Holding.* No message is handled, so nothing leaves. The thread must be able to write every page: the kernel protects them all. It makes
 //!    the system call that forks itself, and no other is stopped.
-//! 4. After the fork the parent handles what has come meanwhile, the deferred requests first.
+//! 4. After the fork the parent handles what has come meanwhile, and the requests that were put off.
 
 #![allow(unsafe_code)]
 
-use std::arch::naked_asm;
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bare::signal::{STOPPED_CALL, handler_of, let_system_calls_pass, set_handler, stop_system_calls};
 use bare::system_call::{Errno, SignalsBlocked, exit_group, system_call};
-use page_coherence::{Access, PAGE_NUMBERS, PageNumber, Right, ToCaller};
+use page_coherence::{Access, PAGE_NUMBERS, PageNumber, Right};
 
 use crate::call::is_in_call;
-use crate::caller::{Broken, Caller, FETCHES_MAX};
+use crate::caller::{Caller, FETCHES_MAX};
 use crate::stacks::on_private_stack;
 use crate::wait::{CALLER, abandon, is_open, wait_until};
 
-/// `PR_SET_SYSCALL_USER_DISPATCH`, and its arguments.
-const SET_SYSTEM_CALL_DISPATCH: usize = 59;
-const DISPATCH_OFF: usize = 0;
-const DISPATCH_ON: usize = 1;
-/// `SYS_USER_DISPATCH`: the code of the signal for a stopped system call.
-const USER_DISPATCH: i32 = 2;
 /// Bytes of the instruction that makes a system call.
 const INSTRUCTION_BYTES: libc::greg_t = 2;
-/// `SA_RESTORER`.
-const RESTORER: u64 = 0x0400_0000;
 const SIGNAL_SYSTEM_CALL: u64 = 1 << (libc::SIGSYS - 1);
 
 /// The library's own code, whose system calls are not stopped: where it begins, and how many bytes.
@@ -51,15 +43,7 @@ thread_local! {
 impl Caller {
     /// Whether a page stays here until a fork is over. One that the program has asked for does not: the executor may have asked first.
     pub(crate) fn keeps(&self, page: PageNumber) -> bool {
-        self.forks.gatherers > 0 && self.side.right(page) == Right::Write && !self.side.is_waiting(page)
-    }
-
-    /// Gives the executor what it has asked for during a fork.
-    pub(crate) fn hand_out_deferred(&mut self) -> Result<(), Broken> {
-        while let Some((page, access)) = self.forks.deferred.pop_front() {
-            self.receive(ToCaller::Request { page, access }, &[])?;
-        }
-        Ok(())
+        self.forks.is_gathering() && self.side.right(page) == Right::Write && !self.side.is_waiting(page)
     }
 
     /// Asks for pages that the program does not own, once those that were asked for last are here. Returns whether there are none any
@@ -85,63 +69,24 @@ impl Caller {
     fn forked(&mut self) {
         self.forks.holders -= 1;
         self.forks.gatherers -= 1;
-        if self.forks.gatherers == 0 && !self.is_lost {
-            let done = self.hand_out_deferred();
-            self.check(done);
-        }
         // Threads that wait for messages could not handle them.
         self.handle_messages(false);
     }
-}
-
-/// `struct sigaction` of the kernel.
-#[repr(C)]
-struct KernelAction {
-    handler: usize,
-    flags: u64,
-    restorer: usize,
-    mask: u64,
 }
 
 /// Has the C library call the functions below around each `fork`. `code` is where the library's own code lies.
 pub(crate) fn prepare(code: Range<u64>) {
     // SAFETY: the functions stay, and take and return nothing.
     unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
-    if handler_of_system_calls() != Some(libc::SIG_DFL) {
+    if handler_of(libc::SIGSYS) != Ok(libc::SIG_DFL) {
         // The program has its own, which it keeps.
         return;
     }
-    let action = KernelAction {
-        handler: handle as *const () as usize,
-        flags: libc::SA_SIGINFO as u64 | RESTORER,
-        restorer: restore as *const () as usize,
-        mask: u64::MAX,
-    };
-    // SAFETY: the kernel reads the structure; handler and restorer are what it expects.
-    let installed =
-        unsafe { system_call(libc::SYS_rt_sigaction, [libc::SIGSYS as usize, &raw const action as usize, 0, 8]) };
-    if installed.is_ok() {
+    // SAFETY: the handler uses no state of its thread but its own.
+    if unsafe { set_handler(libc::SIGSYS, handle, 0) }.is_ok() {
         CODE_BYTES.store((code.end - code.start) as usize, Ordering::Relaxed);
         CODE.store(code.start as usize, Ordering::Relaxed);
     }
-}
-
-/// Has the kernel stop the system calls of this thread, or not any more.
-fn dispatch(mode: usize) -> Result<(), Errno> {
-    let (start, bytes) = match mode {
-        DISPATCH_ON => (CODE.load(Ordering::Relaxed), CODE_BYTES.load(Ordering::Relaxed)),
-        _ => (0, 0),
-    };
-    // SAFETY: the call has no memory argument.
-    unsafe { system_call(libc::SYS_prctl, [SET_SYSTEM_CALL_DISPATCH, mode, start, bytes, 0]) }.map(|_| ())
-}
-
-/// The handler of stopped system calls.
-fn handler_of_system_calls() -> Option<usize> {
-    let mut action = [0_usize; 4];
-    let arguments = [libc::SIGSYS as usize, 0, action.as_mut_ptr() as usize, 8];
-    // SAFETY: the kernel writes a structure of 32 bytes.
-    unsafe { system_call(libc::SYS_rt_sigaction, arguments) }.ok().map(|_| action[0])
 }
 
 unsafe extern "C" fn before() {
@@ -153,12 +98,13 @@ unsafe extern "C" fn before() {
     SIGNALS.set(signals.before());
     std::mem::forget(signals);
     IS_HOLDING.set(false);
-    if handler_of_system_calls() != Some(handle as *const () as usize) {
+    if handler_of(libc::SIGSYS) != Ok(handle as *const () as usize) {
         // A function that holds a lock of the C library stops this fork for ever.
         return hold();
     }
     set_signals(!SIGNAL_SYSTEM_CALL);
-    if dispatch(DISPATCH_ON).is_err() {
+    let code = CODE.load(Ordering::Relaxed);
+    if stop_system_calls(code..code + CODE_BYTES.load(Ordering::Relaxed)).is_err() {
         hold();
     }
 }
@@ -181,7 +127,7 @@ fn set_signals(set: u64) {
 
 /// A system call of a thread that is about to fork.
 unsafe extern "C" fn handle(_: i32, info: &libc::siginfo_t, user: &mut libc::ucontext_t) {
-    if info.si_code != USER_DISPATCH {
+    if info.si_code != STOPPED_CALL {
         // The signal's default.
         exit_group(128 + libc::SIGSYS);
     }
@@ -192,7 +138,7 @@ unsafe extern "C" fn handle(_: i32, info: &libc::siginfo_t, user: &mut libc::uco
     match number {
         libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => {
             hold();
-            let _ = dispatch(DISPATCH_OFF);
+            let _ = let_system_calls_pass();
             // The thread makes it again, and this time the kernel forks.
             registers[libc::REG_RIP as usize] -= INSTRUCTION_BYTES;
         }
@@ -235,16 +181,11 @@ unsafe fn change_signals([how, set, before, ..]: [usize; 6], signals: &mut libc:
     0
 }
 
-#[unsafe(naked)]
-unsafe extern "C" fn restore() {
-    naked_asm!("mov eax, 15", "syscall")
-}
-
 unsafe extern "C" fn after_in_parent() {
     if is_in_call() || !is_open() {
         return;
     }
-    let _ = dispatch(DISPATCH_OFF);
+    let _ = let_system_calls_pass();
     if IS_HOLDING.replace(false) {
         on_private_stack(|_, _| {
             if let Some(caller) = CALLER.acquire().as_mut() {

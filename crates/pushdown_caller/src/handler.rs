@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use bare::alarm::Alarm;
+use bare::signal::handler_of;
 use bare::system_call::{Errno, system_call};
 use bare::thread::start_at;
 
@@ -80,11 +81,7 @@ fn end_on_signals() {
     // SAFETY: the kernel writes a set of eight bytes.
     let known = unsafe { system_call(libc::SYS_rt_sigpending, [pointer(&mut pending), 8]) };
     for signal in ENDING.into_iter().filter(|signal| known.is_ok() && pending & signal_bit(*signal) != 0) {
-        let mut action = [0_u64; 4];
-        let arguments = [signal as usize, 0, action.as_mut_ptr() as usize, 8];
-        // SAFETY: the kernel writes a structure of 32 bytes.
-        let is_default = unsafe { system_call(libc::SYS_rt_sigaction, arguments) }.is_ok() && action[0] == 0;
-        if is_default {
+        if handler_of(signal) == Ok(libc::SIG_DFL) {
             let mut set = signal_bit(signal);
             let arguments = [libc::SIG_UNBLOCK as usize, pointer(&mut set), pointer(&mut before), 8];
             // SAFETY: the kernel reads one set and writes the other. The signal has no handler, so it ends the program.

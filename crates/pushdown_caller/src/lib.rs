@@ -31,11 +31,11 @@
 
 mod answers;
 mod call;
+mod call_counts;
 mod caller;
 mod cancel;
 mod changes;
 mod contents;
-mod counts;
 mod events;
 mod exported;
 mod exported_counts;

@@ -1,4 +1,4 @@
-//! What is counted.
+//! Messages about pages, in numbers.
 
 /// Messages about pages. They say what a mode costs.
 #[derive(Clone, Copy, Default)]

@@ -1,7 +1,7 @@
 //! What is counted of calls.
 
+use crate::call_counts::CallCounts;
 use crate::caller::Caller;
-use crate::counts::Counts;
 use crate::stacks::on_private_stack;
 use crate::wait::CALLER;
 
@@ -25,7 +25,7 @@ pub struct Statistics {
 
 impl Caller {
     fn statistics(&self) -> Statistics {
-        let Counts { returned, signalled, killed, cancelled, busy, lost, declined } = self.counts;
+        let CallCounts { returned, signalled, killed, cancelled, busy, lost, declined } = self.call_counts;
         let (running, queued_ns) = self.link.area().load();
         let open = self.open_calls() as u32;
         Statistics {

@@ -1,4 +1,4 @@
-//! How long the parts of a thread's last call took (TELEPORT, section 7.4).
+//! How long the parts of a thread's last call took (TELEPORT, section 7.5).
 //!
 //! Both sides read the processors' clock, which they have in common, at each boundary between two parts. The executor's readings come with the
 //! message that its function has ended. How fast the clock runs is measured once.
@@ -32,12 +32,12 @@ pub struct Times {
     after_ns: u64,
 }
 
-/// The clock makes so many cycles in a nanosecond.
+/// Sets the rate of the clock.
 pub(crate) fn set_rate(cycles_per_nanosecond: f64) {
     RATE.store((cycles_per_nanosecond * (1_u64 << 32) as f64) as u64, Ordering::Relaxed);
 }
 
-/// How long so many cycles take. Zero before the clock was measured.
+/// How long a number of cycles takes. Zero before the clock was measured.
 pub(crate) fn nanoseconds(cycles: u64) -> u64 {
     let rate = RATE.load(Ordering::Relaxed);
     let nanoseconds = ((u128::from(cycles) << 32) + u128::from(rate / 2)).checked_div(rate.into()).unwrap_or(0);

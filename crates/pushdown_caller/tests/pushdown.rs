@@ -16,7 +16,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A case that takes longer hangs; those that take as long as `HEDDLE_STRESS_SECONDS` says may take so much longer.
+/// A case that takes longer hangs; `HEDDLE_STRESS_SECONDS` is added for those that run for that time.
 const CASE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// A case keeps two processors busy. Beside others it would be slow, and a hang hard to tell from it.

@@ -2,7 +2,7 @@
 
 use page_coherence::{CoherenceMode, Loss, PageNumber, Payload, Right, RunMap, ToCaller, ToExecutor};
 
-use crate::system::{Doing, Side, System};
+use crate::system::{Body, Doing, Side, System};
 
 /// Most messages of one direction: threads are few, and each waits for one page or call.
 const IN_FLIGHT_MAX: usize = 200;
@@ -161,7 +161,7 @@ impl System {
                 self.fail(format!("page {page} is still on its way"));
             }
         }
-        self.carry_out_at_caller(std::mem::take(&mut out));
+        self.run_caller_outputs(std::mem::take(&mut out), &Body::None);
         while !self.to_executor.is_empty() && self.wrong.is_none() {
             self.apply(crate::system::Step::ToExecutor);
         }

@@ -7,4 +7,6 @@ mod model;
 mod mutants;
 mod run;
 mod scenarios;
+mod shims;
 mod system;
+mod truth;

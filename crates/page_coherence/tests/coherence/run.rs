@@ -115,6 +115,10 @@ pub fn run(seed: u64) -> Summary {
     system.evictions = if rng.one_in(4) { 0 } else { rng.below(60) as u32 };
     system.kills = rng.below(3) as u32;
     let lost_at = if rng.one_in(7) { 20 + rng.below(300) } else { u64::MAX };
+    // Only a favoured pool waits for an answer whatever the caller asks for meanwhile.
+    if settings.favour == Favour::Pool && rng.one_in(3) {
+        system.put_offs = rng.below(60) as u32;
+    }
     let weights: [u64; 6] = std::array::from_fn(|_| 1 + rng.below(12));
     let mut summary = Summary::default();
     let mut modes_left = rng.below(3);
@@ -134,9 +138,10 @@ pub fn run(seed: u64) -> Summary {
         let weight = |step: &Step| match step {
             Step::Thread(_) => 2 * weights[0],
             Step::ToExecutor => weights[1],
-            Step::ToCaller => weights[2],
+            Step::ToCaller | Step::PutOff => weights[2],
             Step::Loaded(_) => weights[3],
             Step::TickCaller | Step::TickExecutor => weights[4],
+            Step::HandlePutOff => weights[5],
             Step::EvictCaller(_) | Step::EvictPool(_) | Step::Kill(_) => 1,
         };
         let total: u64 = steps.iter().map(weight).sum();

@@ -17,9 +17,11 @@ use std::time::Duration;
 
 use base::ErrorKind;
 use page_coherence::{
-    Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceMode, CoherenceSettings, ExecutorOutput,
-    ExecutorSide, Output, PAGE_BYTES, PageBytes, PageNumber, Payload, Right, ToCaller, ToExecutor,
+    Access, CallId, CallerOutput, CallerSide, CoherenceMode, CoherenceSettings, ExecutorSide, PAGE_BYTES, PageNumber,
+    Right, ToCaller, ToExecutor,
 };
+
+use crate::truth::{Discarded, Truth};
 
 pub const WORDS: usize = 4;
 pub type Contents = [u32; WORDS];
@@ -35,7 +37,7 @@ pub enum Op {
     Write(Word, u32),
     /// Writes the next unused value into a word, as an atomic instruction that reads it first.
     Add(Word),
-    /// At the caller: drops the contents of pages, from the first one on so many. The zeros are the number, or the next unused value.
+    /// At the caller: drops the contents of pages: the first one, and how many. The zeros are the number, or the next unused value.
     Discard(u64, u64, Option<u32>),
     /// A synchronisation point for all memory.
     Sync,
@@ -126,67 +128,16 @@ pub enum Step {
     Thread(usize),
     ToExecutor,
     ToCaller,
+    /// The shim of the caller puts the next message off, a request.
+    PutOff,
+    /// It handles the first request that it has put off.
+    HandlePutOff,
     Loaded(u64),
     TickCaller,
     TickExecutor,
     EvictCaller(u64),
     EvictPool(u64),
     Kill(usize),
-}
-
-/// A discard on its way to the executor.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Discarded {
-    pub pages: Range<u64>,
-    pub zeros: u32,
-    /// The newest value of each word there before the discard. The executor reads these, and its writes go here.
-    before: BTreeMap<Word, u32>,
-}
-
-/// What the checkers know.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct Truth {
-    /// The newest value of each word.
-    pub newest: BTreeMap<Word, u32>,
-    /// The discards on their way, in order.
-    pub discards: VecDeque<Discarded>,
-    /// Values that the executor has written to a page whose discard was on its way: nobody reads them once it has arrived. Kept only
-    /// where floors are followed.
-    pub discarded_values: BTreeSet<u32>,
-    /// Of each side and word of the other: the oldest value that it may still read.
-    pub floor: BTreeMap<(Side, Word), u32>,
-    /// Snapshots on their way to a side: the message after whose delivery they bind, and the values.
-    pub releases: Vec<(Side, u64, BTreeMap<Word, u32>)>,
-    /// Snapshots that have arrived at the caller, and bind at its next synchronisation point.
-    pub arrived: BTreeMap<Word, u32>,
-}
-
-impl Truth {
-    /// The values that are newest for a side at a page.
-    fn newest_at(&self, side: Side, page: u64) -> &BTreeMap<Word, u32> {
-        match self.discards.iter().find(|discard| side == Side::Executor && discard.pages.contains(&page)) {
-            Some(discard) => &discard.before,
-            None => &self.newest,
-        }
-    }
-
-    /// Whether a discard of the page is on its way to the executor.
-    pub fn is_discarding(&self, page: u64) -> bool {
-        self.discards.iter().any(|discard| discard.pages.contains(&page))
-    }
-
-    /// A side has written a word.
-    fn note_write(&mut self, side: Side, word: Word, value: u32, follows_floors: bool) {
-        match self.discards.iter_mut().find(|discard| side == Side::Executor && discard.pages.contains(&word.0)) {
-            Some(discard) => {
-                discard.before.insert(word, value);
-                if follows_floors {
-                    self.discarded_values.insert(value);
-                }
-            }
-            None => _ = self.newest.insert(word, value),
-        }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -202,6 +153,10 @@ pub struct System {
     pub loading: BTreeSet<u64>,
     pub to_executor: VecDeque<(ToExecutor, Body)>,
     pub to_caller: VecDeque<(ToCaller, Body)>,
+    /// Requests that the shim of the caller has put off.
+    pub put_off: VecDeque<ToCaller>,
+    /// How many more it may put off.
+    pub put_offs: u32,
     pub threads: Vec<Thread>,
     pub programs: Programs,
     /// The pages of the programs are those below.
@@ -241,6 +196,8 @@ impl System {
             loading: BTreeSet::new(),
             to_executor: VecDeque::new(),
             to_caller: VecDeque::new(),
+            put_off: VecDeque::new(),
+            put_offs: 0,
             threads: (0..callers).map(thread_of_caller).collect(),
             pages: programs.iter().flatten().map(pages_of).max().unwrap_or(0),
             drops_its_own: false,
@@ -310,6 +267,12 @@ impl System {
         if !self.to_caller.is_empty() {
             steps.push(Step::ToCaller);
         }
+        if !self.put_off.is_empty() {
+            steps.push(Step::HandlePutOff);
+        }
+        if self.put_offs > 0 && matches!(self.to_caller.front(), Some((ToCaller::Request { .. }, _))) {
+            steps.push(Step::PutOff);
+        }
         steps.extend(self.loading.iter().map(|page| Step::Loaded(*page)));
         if self.caller.next_tick().is_some() {
             steps.push(Step::TickCaller);
@@ -360,20 +323,20 @@ impl System {
                 return self.bind_releases();
             }
             Step::ToCaller => {
-                let (message, body) = self.to_caller.pop_front().expect("the step was possible");
-                self.arrived[1] += u64::from(self.follows_floors);
-                self.bind_releases();
+                let (message, body) = self.next_to_caller();
                 if let Body::Service(thread) = body {
                     return self.serve(thread);
                 }
-                let result = self.caller.receive(message.clone(), self.now, &mut caller_out);
-                if let Err(error) = result {
-                    self.fail(format!("the caller refuses {message:?}: {error}"));
-                }
-                if matches!(message, ToCaller::Reply { .. }) {
-                    self.acquire_at_caller();
-                }
-                return self.run_caller_outputs(caller_out, &body);
+                return self.arrive_at_caller(message, &body);
+            }
+            Step::PutOff => {
+                self.put_offs -= 1;
+                let (message, _) = self.next_to_caller();
+                return self.put_off.push_back(message);
+            }
+            Step::HandlePutOff => {
+                let message = self.put_off.pop_front().expect("the step was possible");
+                return self.arrive_at_caller(message, &Body::None);
             }
             Step::Loaded(page) => {
                 self.loading.remove(&page);
@@ -409,6 +372,24 @@ impl System {
         self.run_caller_outputs(caller_out, &Body::None);
         self.run_executor_outputs(executor_out, &Body::None);
         self.mark_releases();
+    }
+
+    fn next_to_caller(&mut self) -> (ToCaller, Body) {
+        self.arrived[1] += u64::from(self.follows_floors);
+        self.bind_releases();
+        self.to_caller.pop_front().expect("the step was possible")
+    }
+
+    fn arrive_at_caller(&mut self, message: ToCaller, body: &Body) {
+        let is_reply = matches!(message, ToCaller::Reply { .. });
+        let mut out = Vec::new();
+        if let Err(error) = self.caller.receive(message.clone(), self.now, &mut out) {
+            self.fail(format!("the caller refuses {message:?}: {error}"));
+        }
+        if is_reply {
+            self.acquire_at_caller();
+        }
+        self.run_caller_outputs(out, body);
     }
 
     /// Counts a tie. Without evictions of the caller both sides may read the page, and the caller wants to write it (invariant 5).
@@ -660,261 +641,6 @@ impl System {
         }
         self.threads[index].next += 1;
     }
-
-    /// A side has reached a synchronisation point: what it wrote binds the other side once the messages of the step have arrived.
-    fn release(&mut self, side: Side) {
-        if self.follows_floors {
-            let (other, is_executor) = match side {
-                Side::Caller => (Side::Executor, false),
-                Side::Executor => (Side::Caller, true),
-            };
-            let own = |place: usize| (place >= WORDS / 2) == is_executor;
-            let all = self.truth.newest.iter().filter(|((_, place), _)| own(*place) || self.mode == CoherenceMode::Pso);
-            let values = all.map(|(word, value)| (*word, *value)).collect();
-            // The number of its last message is not known yet: see `mark_releases`.
-            self.truth.releases.push((other, u64::MAX, values));
-        }
-    }
-
-    fn mark_releases(&mut self) {
-        let sent = self.sent;
-        for (side, last, _) in self.truth.releases.iter_mut().filter(|(_, last, _)| *last == u64::MAX) {
-            *last = sent[usize::from(*side == Side::Caller)];
-        }
-        self.bind_releases();
-    }
-
-    fn bind_releases(&mut self) {
-        let arrived = self.arrived;
-        let is_here = |release: &mut (Side, u64, _)| release.1 <= arrived[usize::from(release.0 == Side::Caller)];
-        let here: Vec<_> = self.truth.releases.extract_if(.., is_here).collect();
-        for (side, _, values) in here {
-            for (word, value) in values {
-                let shares = matches!(self.mode, CoherenceMode::WeakOrdering | CoherenceMode::Off);
-                let entry = match side {
-                    // The caller's writes are there when they arrive, with shared writes; a reader drops old copies otherwise.
-                    Side::Executor if shares => self.truth.floor.entry((side, word)),
-                    Side::Executor => continue,
-                    Side::Caller => {
-                        let known = self.truth.arrived.entry(word).or_default();
-                        *known = (*known).max(value);
-                        continue;
-                    }
-                };
-                let floor = entry.or_default();
-                *floor = (*floor).max(value);
-            }
-        }
-    }
-
-    /// The caller drops its old copies: what has arrived binds it.
-    fn acquire_at_caller(&mut self) {
-        match self.mode {
-            CoherenceMode::Pso => self.acquire(Side::Caller),
-            CoherenceMode::WeakOrdering | CoherenceMode::Off => {
-                for (word, value) in std::mem::take(&mut self.truth.arrived) {
-                    let floor = self.truth.floor.entry((Side::Caller, word)).or_default();
-                    *floor = (*floor).max(value);
-                }
-            }
-            CoherenceMode::Coherent => {}
-        }
-    }
-
-    /// All writes bind a side.
-    fn acquire(&mut self, side: Side) {
-        if self.follows_floors {
-            for word in self.truth.newest.keys() {
-                let newest = self.truth.newest_at(side, word.0).get(word).copied().unwrap_or(0);
-                self.truth.floor.insert((side, *word), newest);
-            }
-        }
-    }
-
-    fn wake(&mut self, side: Side, page: u64) {
-        for thread in self.threads.iter_mut().filter(|thread| thread.side == side) {
-            if thread.doing == Doing::Faulted(page) {
-                thread.doing = Doing::Running;
-            }
-        }
-    }
-
-    /// Carries outputs of the caller out that belong to no message.
-    pub fn carry_out_at_caller(&mut self, outputs: Vec<CallerOutput>) {
-        self.run_caller_outputs(outputs, &Body::None);
-    }
-
-    fn run_caller_outputs(&mut self, outputs: Vec<CallerOutput>, body: &Body) {
-        for output in outputs {
-            match output {
-                Output::Map { page, writable } => match self.copies.get_mut(&page.0) {
-                    Some(copy) => copy.writable = Some(writable),
-                    None => self.fail(format!("the caller maps page {page:?} without contents")),
-                },
-                Output::Protect(page) => {
-                    if let Some(writable) = self.copies.get_mut(&page.0).and_then(|copy| copy.writable.as_mut()) {
-                        *writable = false;
-                    }
-                }
-                Output::Unmap(page) => _ = self.copies.remove(&page.0),
-                Output::Install(page) => self.install_at_caller(page.0, body),
-                Output::Twin(page) => {
-                    if let Some(copy) = self.copies.get_mut(&page.0) {
-                        copy.twin = Some(copy.contents);
-                    }
-                }
-                Output::DropTwin(page) => {
-                    if let Some(copy) = self.copies.get_mut(&page.0) {
-                        copy.twin = None;
-                    }
-                }
-                Output::Send(message) => {
-                    let body = self.caller_body(&message);
-                    self.sent[0] += u64::from(self.follows_floors);
-                    self.to_executor.push_back((message, body));
-                }
-                Output::Wake(page) => self.wake(Side::Caller, page.0),
-                Output::Finished(call, outcome) => {
-                    for thread in &mut self.threads {
-                        if thread.doing == Doing::Calling(call) {
-                            thread.doing = Doing::Running;
-                        }
-                    }
-                    let ran = self.threads.iter().any(|thread| thread.call == Some(call));
-                    if outcome == CallOutcome::Cancelled && ran {
-                        self.fail(format!("call {call:?} is cancelled and has run"));
-                    }
-                }
-                Output::CancelDeclined(_) => {}
-                other => self.fail(format!("the caller does {other:?}")),
-            }
-        }
-    }
-
-    fn install_at_caller(&mut self, page: u64, body: &Body) {
-        match body {
-            Body::Page(contents) => {
-                let copy = Copied { contents: *contents, twin: None, writable: None };
-                self.copies.insert(page, copy);
-            }
-            Body::Words(words) => {
-                if let Some(copy) = self.copies.get_mut(&page) {
-                    for (place, value) in words {
-                        let is_written = copy.twin.is_some_and(|twin| twin[*place] != copy.contents[*place]);
-                        if !is_written {
-                            copy.contents[*place] = *value;
-                        }
-                        if let Some(twin) = &mut copy.twin {
-                            twin[*place] = *value;
-                        }
-                    }
-                }
-            }
-            Body::None | Body::Zeros(_) | Body::Service(_) => {
-                self.fail("the caller installs a message without a body".to_owned())
-            }
-        }
-    }
-
-    fn caller_body(&mut self, message: &ToExecutor) -> Body {
-        let copy = |page: &PageNumber| self.copies.get(&page.0).cloned();
-        match message {
-            ToExecutor::Home { page, payload: Payload::Page, .. }
-            | ToExecutor::Answer { page, payload: Payload::Page, .. } => match copy(page) {
-                Some(copy) => Body::Page(copy.contents),
-                None => Body::None,
-            },
-            ToExecutor::Home { page, payload: Payload::Diff, .. }
-            | ToExecutor::Answer { page, payload: Payload::Diff, .. } => {
-                let copy = copy(page).expect("a page with a twin is there");
-                let twin = copy.twin.expect("it has a twin");
-                let changed = (0..WORDS).filter(|place| twin[*place] != copy.contents[*place]);
-                Body::Words(changed.map(|place| (place, copy.contents[place])).collect())
-            }
-            ToExecutor::Push(range) => {
-                let copy = self.copies.get_mut(&range.page.0).expect("a pushed page is there");
-                let twin = copy.twin.as_mut().expect("it has a twin");
-                let changed: Vec<usize> = words(*range).filter(|place| twin[*place] != copy.contents[*place]).collect();
-                changed.iter().for_each(|place| twin[*place] = copy.contents[*place]);
-                Body::Words(changed.into_iter().map(|place| (place, copy.contents[place])).collect())
-            }
-            // The newest value of a word that is just being dropped.
-            ToExecutor::Discard { first, .. } => Body::Zeros(self.truth.newest[&(first.0, 0)]),
-            _ => Body::None,
-        }
-    }
-
-    fn run_executor_outputs(&mut self, outputs: Vec<ExecutorOutput>, body: &Body) {
-        for output in outputs {
-            match output {
-                Output::Map { page, writable } => _ = self.table.insert(page.0, writable),
-                Output::Protect(page) => {
-                    if let Some(writable) = self.table.get_mut(&page.0) {
-                        *writable = false;
-                    }
-                }
-                Output::Unmap(page) => _ = self.table.remove(&page.0),
-                Output::Install(page) => match body {
-                    Body::Page(contents) => _ = self.home.insert(page.0, *contents),
-                    Body::Words(words) => {
-                        let home = self.home.get_mut(&page.0).expect("a page is filled before it is changed");
-                        words.iter().for_each(|(place, value)| home[*place] = *value);
-                    }
-                    Body::None | Body::Zeros(_) | Body::Service(_) => {
-                        self.fail("the executor installs a message without a body".to_owned());
-                    }
-                },
-                Output::Send(message) => {
-                    let body = match &message {
-                        ToCaller::Grant { page, payload: Payload::Page, .. } => {
-                            Body::Page(*self.home.get(&page.0).expect("a granted page is there"))
-                        }
-                        ToCaller::Pulled(range) => {
-                            let home = self.home[&range.page.0];
-                            Body::Words(words(*range).map(|place| (place, home[place])).collect())
-                        }
-                        _ => Body::None,
-                    };
-                    self.sent[1] += u64::from(self.follows_floors);
-                    self.to_caller.push_back((message, body));
-                }
-                Output::Wake(page) => self.wake(Side::Executor, page.0),
-                Output::Load(page) => _ = self.loading.insert(page.0),
-                Output::Place(page) | Output::Fill(page) => {
-                    let contents = self.storage.get(&page.0).copied().unwrap_or_default();
-                    self.home.insert(page.0, contents);
-                }
-                Output::Store(page) => _ = self.storage.insert(page.0, self.home[&page.0]),
-                Output::Free(page) => _ = self.home.remove(&page.0),
-                Output::Drop(pages) => {
-                    let Body::Zeros(zeros) = body else {
-                        self.fail("the executor drops pages that the caller has not dropped".to_owned());
-                        continue;
-                    };
-                    for page in pages {
-                        self.table.remove(&page);
-                        self.home.remove(&page);
-                        self.loading.remove(&page);
-                        self.storage.insert(page, [*zeros; WORDS]);
-                    }
-                }
-                Output::Start(call) => self.threads.push(Thread {
-                    side: Side::Executor,
-                    program: (call.0 % 10) as usize,
-                    next: 0,
-                    doing: Doing::Running,
-                    call: Some(call),
-                    registers: [0; 2],
-                }),
-                Output::Stop(call) => {
-                    let stopped = self.threads.iter_mut().filter(|thread| thread.call == Some(call));
-                    stopped.for_each(|thread| thread.doing = Doing::Idle);
-                }
-                Output::EndContext => self.table.clear(),
-                other => self.fail(format!("the executor does {other:?}")),
-            }
-        }
-    }
 }
 
 fn thread_of_caller(program: usize) -> Thread {
@@ -928,10 +654,4 @@ fn pages_of(op: &Op) -> u64 {
         Op::Discard(first, count, _) => first + count,
         Op::Sync | Op::SyncBytes | Op::Pull | Op::Service | Op::Call(_) | Op::CallAndCancel(_) => 0,
     }
-}
-
-/// The words that a range stands for.
-fn words(range: PageBytes) -> impl Iterator<Item = usize> {
-    let (from, count) = (usize::from(range.offset), usize::from(range.count));
-    from.min(WORDS)..(from + count).min(WORDS)
 }

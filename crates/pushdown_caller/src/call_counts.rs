@@ -4,7 +4,7 @@ use crate::outcome::Outcome;
 
 /// How calls have ended.
 #[derive(Clone, Copy, Default, Debug)]
-pub(crate) struct Counts {
+pub(crate) struct CallCounts {
     pub(crate) returned: u64,
     pub(crate) signalled: u64,
     pub(crate) killed: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Counts {
     pub(crate) declined: u64,
 }
 
-impl Counts {
+impl CallCounts {
     /// A call has ended so.
     pub(crate) fn add(&mut self, outcome: Outcome) {
         let count = match outcome {
