@@ -19,8 +19,8 @@ use crate::step::run;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// The programs of a release. Each has the name of its package.
 pub const PROGRAMS: [&str; 2] = ["heddle", "heddle-bench"];
-/// The package of the library that comes with them.
-const LIBRARY: &str = "heddle-farmem-preload";
+/// The packages of what comes with them: the libraries of programs with far memory, and the executor of their functions.
+const COMPANIONS: [&str; 3] = ["heddle-farmem-preload", "heddle-pushdown-caller", "heddle-pushdown-executor"];
 
 /// Writes the bill of materials of a program to a file, or to standard output.
 ///
@@ -144,7 +144,7 @@ pub fn release() -> Result<(), String> {
     let folder = tool.parent().expect("a program lies in a folder").to_path_buf();
     let paths = [folder].into_iter().chain(std::env::split_paths(&path));
     let path = std::env::join_paths(paths).map_err(|error| format!("PATH: {error}"))?;
-    for name in PROGRAMS.into_iter().chain([LIBRARY]) {
+    for name in PROGRAMS.into_iter().chain(COMPANIONS) {
         // One after the other: built together, each would have the features that only the other needs.
         let build = ["auditable", "build", "--release", "--locked", "--package", name];
         // Line tables, which a build from source leaves out, so that backtraces name lines.

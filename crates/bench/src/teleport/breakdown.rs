@@ -3,7 +3,7 @@
 //! 1. Empty functions are called with nothing, 64 MiB and 1 GiB of dirty or clean memory resident, while the executor looks for calls, and
 //!    when it sleeps; and a typical one, which uses its argument on the stack, a thread-local variable, the allocator and formatted output.
 //! 2. A function that writes one page in 64 of the resident memory is called, with pages synchronised on demand and eagerly: then all
-//!    dirty pages are sent before the call, and those that the function has written fetched after it. The function's own work is a
+//!    pages are sent home before the call and fetched again after it, as by the paper's strawman. The function's own work is a
 //!    store a page.
 
 use base::rt::CancellationToken;

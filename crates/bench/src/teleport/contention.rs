@@ -95,7 +95,10 @@ pub async fn run(
     figure.ratio("weak_flat", weak, at_most(WEAK_FLAT_MAX));
     let unshared = time(of("coherent", 0)?)? / time(of("off", 0)?)?;
     figure.ratio("coherent_over_off_unshared", unshared, at_most(COHERENT_OVER_OFF_UNSHARED_MAX));
-    figure.ratio("message_over_raw", message / raw, at_most(MESSAGE_OVER_RAW_MAX));
+    // Without a link there is nothing to compare with.
+    if raw > 0.0 {
+        figure.ratio("message_over_raw", message / raw, at_most(MESSAGE_OVER_RAW_MAX));
+    }
     figure.ratio("default_over_weak_at_1_percent", time(high)? / time(of("weak", RATES[4])?)?, None);
     figure.note("The paper's default over weak ordering at 1 %: 1.8.");
     Ok(figure)

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ffi::c_void;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -20,13 +21,13 @@ const CALLS_ASLEEP: usize = 300;
 const CALLS_TOUCH: usize = 5;
 /// After such a pause both sides sleep.
 const PAUSE: Duration = Duration::from_millis(2);
-/// The function that touches pages writes one in so many.
+/// The function that touches pages writes one page in 64.
 const TOUCH_EVERY: usize = 64;
-/// The process caches so much of its far data: 2 %.
+/// The process caches one part in 50 of its far data: 2 %.
 const CACHE_DIVISOR: u64 = 50;
 /// Steps of computing that take about as long as a random access beyond the processor's caches.
 const STEPS_PER_READ: u64 = 60;
-/// The way without pushdown makes so many fewer reads.
+/// The way without pushdown makes one read in 100, and its time counts a hundredfold.
 const NONE_DIVISOR: u64 = 100;
 /// Pages that both sides write, and writes of each.
 const SHARED_PAGES: usize = 16;
@@ -75,9 +76,13 @@ fn calls(executor: &Executor, settings: &Settings<'_>) -> Measured {
     let (resident, is_dirty): (usize, bool) = (setting(settings, "resident")?, setting(settings, "dirty")?);
     let (is_asleep, is_eager): (bool, bool) = (setting(settings, "asleep")?, setting(settings, "eager")?);
     let function: String = setting(settings, "function")?;
-    let mut memory = vec![1_u64; resident / 8];
+    let mut memory = match function.as_str() {
+        // The process may have all of it, and can give all of it up.
+        "touch" => Data::Far(executor.far_memory(resident as u64, resident as u64).map_err(|error| part(&error))?),
+        _ => Data::Own(vec![1; resident / 8]),
+    };
     if !is_dirty {
-        executor.syncmem(&memory).map_err(|error| part(&error))?;
+        executor.syncmem(memory.words()).map_err(|error| part(&error))?;
     }
     let (before, count) = match function.as_str() {
         "touch" => (1, CALLS_TOUCH),
@@ -90,22 +95,25 @@ fn calls(executor: &Executor, settings: &Settings<'_>) -> Measured {
             std::thread::sleep(PAUSE);
         }
         if function == "touch" {
-            memory.iter_mut().step_by(PAGE_WORDS).for_each(|word| *word += 1);
+            touch(memory.words_mut(), PAGE_WORDS);
         }
         let start = Instant::now();
         if is_eager {
-            executor.syncmem(&memory).map_err(|error| part(&error))?;
+            memory.evict()?;
         }
         let called = Instant::now();
         let outcome = match function.as_str() {
-            "empty" => executor.call(|| {}),
+            "empty" => call_empty(executor),
             "typical" => typical(executor),
-            _ => executor.call(|| touch(&mut memory, PAGE_WORDS * TOUCH_EVERY)),
+            _ => {
+                let words = memory.words_mut();
+                executor.call(|| touch(words, PAGE_WORDS * TOUCH_EVERY))
+            }
         };
         outcome.map_err(|error| part(&error))?;
         let returned = Instant::now();
         if is_eager {
-            touch(&mut memory, PAGE_WORDS * TOUCH_EVERY);
+            black_box(memory.words().iter().step_by(PAGE_WORDS).sum::<u64>());
         }
         let times = executor.last_times().ok_or_else(|| part(&"the library knows no times of the call"))?;
         measured.push((start.elapsed(), called - start, returned.elapsed(), times));
@@ -123,6 +131,15 @@ fn calls(executor: &Executor, settings: &Settings<'_>) -> Measured {
         ("response", of(|times| times.response)),
         ("post_sync", median(counted.iter().map(|(_, _, post_sync, times)| us(*post_sync + times.after)))),
     ])
+}
+
+extern "C" fn empty(_: *mut c_void) {}
+
+/// A call that moves no page.
+#[allow(unsafe_code, reason = "only a caller can answer for a function whose call may fail in the middle")]
+fn call_empty(executor: &Executor) -> Result<(), farmem::pushdown::PushdownError> {
+    // SAFETY: the function does nothing.
+    unsafe { executor.try_call_function(empty, std::ptr::null_mut()) }
 }
 
 /// A variable of the caller's stack, a thread-local one, the allocator and formatted output.
@@ -175,11 +192,7 @@ impl Data {
             false => Data::Own(vec![0; words]),
             true => Data::Far(executor.far_memory(bytes, bytes / CACHE_DIVISOR).map_err(|error| part(&error))?),
         };
-        let words = match &mut data {
-            Data::Own(words) => &mut words[..],
-            Data::Far(far) => far.words_mut(),
-        };
-        words.iter_mut().enumerate().step_by(PAGE_WORDS).for_each(|(index, word)| *word = index as u64);
+        data.words_mut().iter_mut().enumerate().step_by(PAGE_WORDS).for_each(|(index, word)| *word = index as u64);
         Ok(data)
     }
 
@@ -187,6 +200,21 @@ impl Data {
         match self {
             Data::Own(words) => words,
             Data::Far(far) => far.words(),
+        }
+    }
+
+    fn words_mut(&mut self) -> &mut [u64] {
+        match self {
+            Data::Own(words) => words,
+            Data::Far(far) => far.words_mut(),
+        }
+    }
+
+    /// Sends what the process has of far memory home, and drops it.
+    fn evict(&self) -> Result<(), Error> {
+        match self {
+            Data::Own(_) => Ok(()),
+            Data::Far(far) => far.evict().map_err(|error| part(&error)),
         }
     }
 }
@@ -197,21 +225,17 @@ fn ablation(executor: &Executor, settings: &Settings<'_>) -> Measured {
     let words = data.words();
     let pages = words.len() / PAGE_WORDS;
     let reads = pages as u64 * 4 / 5;
-    // The thread's part of the cache.
-    let cached = (pages as u64 / CACHE_DIVISOR / 2).max(1);
+    // The thread fills the cache: the other one computes, and uses no memory.
+    let cached = (pages as u64 / CACHE_DIVISOR).max(1);
     let read_cached = || read_at_random(words, cached, 7);
     black_box((read_cached(), read_cached()));
     let steps = reads * STEPS_PER_READ;
     let fails = |error| part(&error);
     let start = Instant::now();
-    let evict = || match &data {
-        Data::Far(far) => far.evict().map_err(fails),
-        Data::Own(_) => Ok(()),
-    };
     let mut scale = 1.0;
     match way.as_str() {
         "process" => {
-            evict()?;
+            data.evict()?;
             executor.syncmem_everything().map_err(fails)?;
             black_box(executor.call(|| (read_at_random(words, reads, 1), compute(steps))).map_err(fails)?);
         }
@@ -225,7 +249,7 @@ fn ablation(executor: &Executor, settings: &Settings<'_>) -> Measured {
                 }
                 _ => {
                     if way == "thread" {
-                        evict()?;
+                        data.evict()?;
                     }
                     black_box(executor.call(|| read_at_random(words, reads, 1)).map_err(fails)?);
                 }
@@ -342,7 +366,7 @@ fn faults(executor: &Executor) -> Measured {
     touch_scattered();
     let (mut at_executor, mut at_caller, mut requests) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..CALLS_BEFORE {
-        executor.call(|| {}).map_err(|error| part(&error))?;
+        call_empty(executor).map_err(|error| part(&error))?;
         let times = executor.last_times().ok_or_else(|| part(&"the library knows no times of the call"))?;
         requests.push(times.request.as_nanos() as f64 / 1e3);
     }

@@ -139,6 +139,27 @@ impl Executor {
         unsafe { self.push_down(coherence, &PushdownTerms::default(), closure) }
     }
 
+    /// Runs a function in the executor, and waits until it has ended. Unlike a closure, whose result is written to the stack of this thread, a
+    /// function that touches no memory moves no page.
+    ///
+    /// # Errors
+    /// Those of [`Executor::try_call`], but for panics.
+    ///
+    /// # Safety
+    /// That of [`Executor::try_call`]. The function may be called with the argument, on another thread.
+    pub unsafe fn try_call_function(
+        &self,
+        function: extern "C" fn(*mut c_void),
+        argument: *mut c_void,
+    ) -> Result<(), PushdownError> {
+        let mut failure = Failure::default();
+        let terms = LibraryTerms::of(&PushdownTerms::default(), Coherence::Coherent);
+        // SAFETY: as the caller answers for.
+        let kind =
+            unsafe { (self.library.pushdown_with)(Some(function), argument, &raw const terms, &raw mut failure) };
+        check(kind, &failure, self.library.torn)
+    }
+
     /// # Safety
     /// That of [`Executor::try_call_with`] and [`Executor::try_call_in`].
     unsafe fn push_down<F, T>(

@@ -41,7 +41,7 @@ impl FarMemory {
 
     /// The memory.
     pub fn words(&self) -> &[u64] {
-        // SAFETY: so many words are mapped, aligned to a page and zero at first, until this is dropped; who changes them has borrowed it.
+        // SAFETY: the words are mapped, aligned to a page and zero at first, until this is dropped; who changes them has borrowed it.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.words) }
     }
 

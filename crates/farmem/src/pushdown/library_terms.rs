@@ -16,7 +16,7 @@ const OR_HERE: c_uint = 1 << 8;
 const AGAIN: c_uint = 1 << 9;
 /// The kind of an attempt to cancel a call whose function has begun.
 pub(super) const DECLINED: c_int = 7;
-/// Ranges of torn memory that are asked for at a time; there are at most so many.
+/// Ranges of torn memory that are asked for at a time: the library lists no more.
 const RANGES_MAX: usize = 1 << 16;
 
 /// `struct heddle_pushdown_terms`.
@@ -75,7 +75,7 @@ pub(super) fn torn_ranges(torn: Torn) -> Vec<Range<usize>> {
     // SAFETY: no range is written.
     let count = unsafe { torn(ptr::null_mut(), 0) }.min(RANGES_MAX);
     let mut ranges = vec![LibraryRange { start: ptr::null(), bytes: 0 }; count];
-    // SAFETY: there is room for so many ranges.
+    // SAFETY: there is room for this number of ranges.
     let count = unsafe { torn(ranges.as_mut_ptr(), count) }.min(count);
     ranges.iter().take(count).map(|range| range.start.addr()..range.start.addr().saturating_add(range.bytes)).collect()
 }
