@@ -218,6 +218,11 @@ impl ToExecutor {
 }
 
 impl ToCaller {
+    /// Whether a message that begins with this byte is about a call alone, if its mode is coherent: no page is changed by it.
+    pub fn is_about_a_call(first: u8) -> bool {
+        matches!(first, REPLY | CANCEL_ANSWER)
+    }
+
     /// The head of the message; the body follows.
     pub fn encode(&self) -> Bytes {
         match self {

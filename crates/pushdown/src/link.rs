@@ -10,7 +10,7 @@ use bare::alarm::now;
 use bare::system_call::{Errno, system_call};
 
 use crate::area::{Area, Attention};
-use crate::message::{ToCaller, ToExecutor};
+use crate::message::{ToCaller, ToExecutor, is_about_memory};
 use crate::ring::{Frame, Ring, RingError};
 
 /// Which side this is.
@@ -157,6 +157,12 @@ impl Link {
     /// Whether a message has arrived.
     pub fn has_message(&self) -> bool {
         self.incoming.has_frame()
+    }
+
+    /// Whether the next message to the caller that has arrived is about memory: what it means depends on what the program has done to memory
+    /// before.
+    pub fn is_memory_next(&self) -> bool {
+        self.incoming.peek().is_some_and(|(kind, first)| is_about_memory(kind, first))
     }
 
     /// Whether a message has arrived, or will.

@@ -144,6 +144,15 @@ pub enum ToCaller {
     Pong(u64),
 }
 
+/// Whether a message to the caller, by its kind and the first of its bytes, is about memory, rather than about a call.
+pub(crate) fn is_about_memory(kind: u32, first: Option<u8>) -> bool {
+    match kind {
+        SYSTEM_CALL | ENDED | PONG => false,
+        COHERENCE => !first.is_some_and(page_coherence::ToCaller::is_about_a_call),
+        _ => true,
+    }
+}
+
 impl MappingKind {
     const ALL: [MappingKind; 3] = [MappingKind::Refused, MappingKind::Ordinary, MappingKind::Constant];
 }

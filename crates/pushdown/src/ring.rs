@@ -90,6 +90,13 @@ unsafe impl Send for Ring {}
 // SAFETY: as above.
 unsafe impl Sync for Ring {}
 
+/// A frame that has arrived: where its bytes begin, its kind, and how many bytes it has.
+struct Found {
+    at: u64,
+    kind: u32,
+    bytes: usize,
+}
+
 impl Ring {
     /// # Safety
     /// Both lie in mappings of the right size that stay, and this process is the only user of its end.
@@ -164,6 +171,25 @@ impl Ring {
     /// # Errors
     /// The sender wrote impossible numbers.
     pub(crate) fn pop(&self) -> Result<Option<Frame>, RingError> {
+        let Some(Found { at, kind, bytes }) = self.find()? else { return Ok(None) };
+        let mut copy = vec![0; bytes];
+        self.read(at, &mut copy);
+        let behind = at.wrapping_sub(HEAD_BYTES as u64).wrapping_add(frame_bytes(bytes) as u64);
+        self.positions().received.0.store(behind, Ordering::Release);
+        Ok(Some(Frame { kind, bytes: copy.into() }))
+    }
+
+    /// The kind of the next frame that has arrived, and its first byte, which may be missing. `None` also if the sender wrote impossible
+    /// numbers.
+    pub(crate) fn peek(&self) -> Option<(u32, Option<u8>)> {
+        let Found { at, kind, bytes } = self.find().ok()??;
+        let mut first = [0];
+        self.read(at, &mut first);
+        Some((kind, (bytes > 0).then_some(first[0])))
+    }
+
+    /// Finds the next frame that has arrived.
+    fn find(&self) -> Result<Option<Found>, RingError> {
         let positions = self.positions();
         let mut received = positions.received.0.load(Ordering::Relaxed);
         let mut waiting = positions.sent.0.load(Ordering::Acquire).wrapping_sub(received);
@@ -189,14 +215,10 @@ impl Ring {
         }
         let at = received.wrapping_add(HEAD_BYTES as u64);
         let (bytes, kind) = ((head & 0xffff_ffff) as usize, (head >> 32) as u32);
-        let frame = frame_bytes(bytes);
-        if bytes > FRAME_BYTES_MAX || frame > waiting as usize {
+        if bytes > FRAME_BYTES_MAX || frame_bytes(bytes) > waiting as usize {
             return Err(RingError);
         }
-        let mut copy = vec![0; bytes];
-        self.read(at, &mut copy);
-        positions.received.0.store(received.wrapping_add(frame as u64), Ordering::Release);
-        Ok(Some(Frame { kind, bytes: copy.into() }))
+        Ok(Some(Found { at, kind, bytes }))
     }
 
     /// In an empty ring: goes on at the beginning, if enough of it was used. Returns where. The receiver sees the frame that says so
@@ -301,10 +323,14 @@ mod tests {
         let (ring, positions) = ring();
         let (first, second) = (vec![1; 5000], vec![2; 3000]);
         for _ in 0..10_000 {
-            assert!(ring.push(&[(1, &[&first]), (2, &[&second, b"end"])]));
+            assert_eq!(ring.peek(), None);
+            assert!(ring.push(&[(1, &[&first]), (2, &[&second, b"end"]), (3, &[])]));
+            assert_eq!(ring.peek(), Some((1, Some(1))));
             let frames = [(); 2].map(|()| ring.pop().expect("well-formed").expect("both are there"));
             assert_eq!((frames[0].kind, &frames[0].bytes[..]), (1, &first[..]));
             assert_eq!((frames[1].kind, frames[1].bytes.len()), (2, 3003));
+            assert_eq!(ring.peek(), Some((3, None)));
+            assert!(ring.pop().expect("well-formed").is_some_and(|frame| frame.bytes.is_empty()));
             assert!(ring.pop() == Ok(None) && !ring.has_frame());
             assert!(positions.sent.0.load(Ordering::Relaxed) as usize % RING_BYTES < WARM_BYTES + 9000);
         }

@@ -12,7 +12,7 @@ use page_coherence::{CallId, CoherenceMode};
 use pushdown::{EXITS, Ended, Registers, cycles};
 
 use crate::outcome::{CallStamps, Outcome, Task};
-use crate::rseq::thread_block;
+use crate::rseq::{remove_rseq, thread_block};
 use crate::stacks::on_private_stack;
 use crate::system_calls;
 use crate::terms::Terms;
@@ -55,6 +55,7 @@ pub(crate) fn push_down(function: u64, argument: u64, terms: &Terms) -> Option<O
     }
     let entered = cycles();
     IS_IN_CALL.set(true);
+    remove_rseq();
     let terms = *terms;
     let (outcome, stamps) = on_private_stack(move |stack, signals| run(function, argument, &terms, stack, signals));
     IS_IN_CALL.set(false);

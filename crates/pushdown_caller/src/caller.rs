@@ -9,8 +9,8 @@ use bare::alarm::now;
 use bare::system_call::Errno;
 use base::ErrorKind;
 use page_coherence::{
-    Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceSettings, Output, PAGE_NUMBERS, PageNumber, Right,
-    RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
+    Access, CallId, CallOutcome, CallerOutput, CallerSide, CoherenceMode, CoherenceSettings, Output, PAGE_NUMBERS,
+    PageNumber, Right, RunMap, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
 use pushdown::{Ended, History, Link, Registers, RingError, Runner, ToCaller, ToExecutor, cycles};
 
@@ -171,8 +171,9 @@ impl Caller {
         }
         let mut has_progress = false;
         loop {
-            // Before the message is taken: what follows a move handles those behind it.
-            if self.link.has_message() {
+            // Before the message is taken: what follows a move handles those behind it. In weaker modes the end of a call changes pages.
+            let is_coherent = self.side.mode().is_none_or(|mode| mode == CoherenceMode::Coherent);
+            if self.link.is_memory_next() || !is_coherent && self.link.has_message() {
                 self.settle();
             }
             let handled = match self.link.receive() {

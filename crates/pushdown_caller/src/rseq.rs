@@ -1,7 +1,9 @@
 //! The structure in each thread's block to which the kernel writes the thread's processor (`rseq`).
 //!
 //! The kernel writes there whenever the thread was interrupted. The executor may have the page, and then the kernel waits for it, wherever the
-//! thread was: if it held the library's lock, for ever. So a thread has no such structure while it does the library's work.
+//! thread was: if it held the library's lock, for ever. So a thread has no such structure while it does the library's work, and none
+//! any more once it has pushed a function down: that would cost two system calls a call. Its processor is unknown there then (-1), as on
+//! kernels that have no `rseq`, and libraries ask the kernel.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +20,15 @@ pub(crate) static RSEQ_BYTES: AtomicU64 = AtomicU64::new(0);
 const RSEQ_SIGNATURE: usize = 0x5305_3053;
 const RSEQ_UNREGISTER: usize = 1;
 
-/// The calling thread has no such structure while this exists, unless the C library gave it none.
+/// Where the processor is in the structure.
+const PROCESSOR_OFFSET: usize = 4;
+
+/// The calling thread has no such structure from now on.
+pub(crate) fn remove_rseq() {
+    std::mem::forget(RseqRemoved::new());
+}
+
+/// The calling thread has no such structure while this exists.
 pub(crate) struct RseqRemoved {
     thread_block: u64,
     was_there: bool,
@@ -27,7 +37,7 @@ pub(crate) struct RseqRemoved {
 impl RseqRemoved {
     pub(crate) fn new() -> RseqRemoved {
         let thread_block = thread_block();
-        RseqRemoved { thread_block, was_there: rseq(thread_block, RSEQ_UNREGISTER) }
+        RseqRemoved { thread_block, was_there: is_registered(thread_block) && rseq(thread_block, RSEQ_UNREGISTER) }
     }
 }
 
@@ -47,10 +57,24 @@ pub(crate) fn thread_block() -> u64 {
     address
 }
 
+/// The address of the structure; `None` if the C library has none.
+fn structure(thread_block: u64) -> Option<usize> {
+    let offset = RSEQ_OFFSET.load(Ordering::Relaxed);
+    (offset != 0).then(|| (thread_block as usize).wrapping_add(offset))
+}
+
+/// Whether the kernel writes the thread's processor.
+fn is_registered(thread_block: u64) -> bool {
+    // SAFETY: the structure is part of the thread block, and the kernel writes it only while this thread does not run.
+    let processor = structure(thread_block)
+        .map(|structure| unsafe { ((structure + PROCESSOR_OFFSET) as *const i32).read_volatile() });
+    processor.is_some_and(|processor| processor >= 0)
+}
+
 /// Registers or unregisters the structure. Whether it was done.
 fn rseq(thread_block: u64, flags: usize) -> bool {
-    let (offset, bytes) = (RSEQ_OFFSET.load(Ordering::Relaxed), RSEQ_BYTES.load(Ordering::Relaxed));
-    let address = (thread_block as usize).wrapping_add(offset);
+    let Some(structure) = structure(thread_block) else { return false };
+    let bytes = RSEQ_BYTES.load(Ordering::Relaxed) as usize;
     // SAFETY: the address is that at which the C library has registered the thread's structure.
-    offset != 0 && unsafe { system_call(libc::SYS_rseq, [address, bytes as usize, flags, RSEQ_SIGNATURE]) }.is_ok()
+    unsafe { system_call(libc::SYS_rseq, [structure, bytes, flags, RSEQ_SIGNATURE]) }.is_ok()
 }
