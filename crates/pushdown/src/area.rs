@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::limits::VERSION;
+use crate::limits::{MEMORY_PAGES_MIN, VERSION};
 use crate::ring::{Positions, RING_BYTES, Ring, Shape};
 
 /// Functions that run at the same time, at most.
@@ -27,6 +27,8 @@ struct Head {
     /// The link, for measurements: a [`Shape`].
     latency_cycles: AtomicU64,
     mebibyte_cycles: AtomicU64,
+    /// Pages that the executor keeps in memory; 0 is without a bound, and without a file.
+    memory_pages: AtomicU64,
     /// Functions that run at this moment.
     running: AtomicU32,
     /// How long calls have waited for their turn, in nanoseconds, all together.
@@ -92,13 +94,16 @@ impl Area {
         unsafe { &*(self.address as *const Head) }
     }
 
-    /// Writes what the executor has to know. The memory is zero before.
-    pub fn prepare(&self, contexts: u32, vdso: u64, shape: Shape) {
+    /// Writes what the executor has to know. The memory is zero before. With `memory_pages` the executor keeps no more pages in memory, and has a
+    /// file for others ([`STORAGE_FILE`](crate::STORAGE_FILE)).
+    pub fn prepare(&self, contexts: u32, vdso: u64, shape: Shape, memory_pages: Option<u64>) {
         let head = self.head();
         head.latency_cycles.store(shape.latency_cycles, Ordering::Relaxed);
         head.mebibyte_cycles.store(shape.mebibyte_cycles, Ordering::Relaxed);
         head.contexts.store(contexts.clamp(1, CONTEXTS_MAX), Ordering::Relaxed);
         head.vdso.store(vdso, Ordering::Relaxed);
+        let memory_pages = memory_pages.map_or(0, |pages| pages.max(MEMORY_PAGES_MIN));
+        head.memory_pages.store(memory_pages, Ordering::Relaxed);
         head.version.store(VERSION, Ordering::Release);
     }
 
@@ -115,6 +120,11 @@ impl Area {
     /// Where the caller has the vdso's data; 0 if it has none.
     pub fn vdso(&self) -> u64 {
         self.head().vdso.load(Ordering::Relaxed)
+    }
+
+    /// How many pages the executor keeps in memory; `None`: all, and there is no file for others.
+    pub fn memory_pages(&self) -> Option<u64> {
+        Some(self.head().memory_pages.load(Ordering::Relaxed)).filter(|pages| *pages > 0)
     }
 
     /// How far the executor is.
@@ -138,12 +148,12 @@ impl Area {
         self.head().state.store(state, Ordering::Release);
     }
 
-    /// So many functions run. For the executor.
+    /// Says how many functions run. For the executor.
     pub fn set_running(&self, functions: u32) {
         self.head().running.store(functions, Ordering::Relaxed);
     }
 
-    /// A call has waited so long for its turn. For the executor.
+    /// Adds the time that a call has waited for its turn. For the executor.
     pub fn add_queued(&self, time: Duration) {
         self.head().queued_ns.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }

@@ -80,7 +80,7 @@ mod ring;
 
 pub use area::{AREA_BYTES, Area, CONTEXTS_MAX, ExecutorState};
 pub use history::{History, Runner};
-pub use limits::{AREA_ADDRESS, AREA_FILE, CALLER_PRIVATE, CONSTANT_PAGES_MAX, PRIVATE, SOCKET, VERSION};
+pub use limits::{AREA_ADDRESS, AREA_FILE, CALLER_PRIVATE, CONSTANT_PAGES_MAX, PRIVATE, SOCKET, STORAGE_FILE, VERSION};
 pub use link::{Attending, Link, Side};
 pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, SYNCHRONISE_CALL, Stamps, ToCaller, ToExecutor};
 pub use ring::{FRAME_BYTES_MAX, Frame, RingError, Shape, cycles};

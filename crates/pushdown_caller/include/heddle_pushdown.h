@@ -170,6 +170,11 @@ struct heddle_pushdown_options {
     unsigned limit_ms;
     /* For how many milliseconds the executor may be silent before it is given up. 0: 10,000. */
     unsigned silence_ms;
+    /* A folder for a file of pages that the executor has no memory for, or NULL: then it keeps all pages in memory. Nothing is left of the
+     * file when the executor ends. */
+    const char *storage;
+    /* With storage: how many bytes of pages the executor keeps in memory, at least 1 MiB. Functions use more at the speed of the file. */
+    size_t memory;
 };
 
 /* Names a call for heddle_try_cancel(). */

@@ -2,7 +2,8 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_void};
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,10 +25,13 @@ pub struct OpenOptions {
     contexts: u32,
     limit_ms: u32,
     silence_ms: u32,
+    storage: *const c_char,
+    memory: usize,
 }
 
-/// Its size before it had limits.
+/// Its size before it had limits, and before it had storage.
 const OPTIONS_BYTES_MIN: usize = 24;
+const OPTIONS_BYTES_WITHOUT_STORAGE: usize = 32;
 
 /// Why opening failed.
 static REASON: Mutex<Option<CString>> = Mutex::new(None);
@@ -58,10 +62,17 @@ pub unsafe extern "C" fn heddle_pushdown_open(options: *const OpenOptions) -> i3
                 settings.executor = Some(CStr::from_ptr(executor).to_string_lossy().into_owned());
             }
             settings.contexts = (&raw const (*options).contexts).read().max(1);
-            if size >= size_of::<OpenOptions>() {
+            if size >= OPTIONS_BYTES_WITHOUT_STORAGE {
                 let silence_ms = (&raw const (*options).silence_ms).read();
                 settings.silence = (silence_ms > 0).then(|| Duration::from_millis(silence_ms.into()));
                 limit_ms = (&raw const (*options).limit_ms).read();
+            }
+            if size >= size_of::<OpenOptions>() {
+                let storage = (&raw const (*options).storage).read();
+                if !storage.is_null() {
+                    let folder = OsStr::from_bytes(CStr::from_ptr(storage).to_bytes()).into();
+                    settings.storage = Some((folder, (&raw const (*options).memory).read()));
+                }
             }
         }
     }
@@ -106,8 +117,6 @@ pub unsafe extern "C" fn heddle_pushdown(
     unsafe { tell(outcome, failure) }
 }
 
-const _: () = assert!(size_of::<OpenOptions>() == 32, "as the header says");
-
 /// `heddle_far_map`.
 #[unsafe(no_mangle)]
 pub extern "C" fn heddle_far_map(bytes: usize, budget: usize) -> *mut c_void {
@@ -130,4 +139,4 @@ pub extern "C" fn heddle_far_evict(start: *mut c_void, bytes: usize) -> i32 {
     }
 }
 
-const _: () = assert!(size_of::<OpenOptions>() == 32, "as the header says");
+const _: () = assert!(size_of::<OpenOptions>() == 48, "as the header says");

@@ -8,9 +8,11 @@ use std::ffi::{CStr, c_void};
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -21,7 +23,7 @@ use bare::userfault::{
     self, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP, FEATURE_MOVE, FEATURE_WRITE_PROTECT,
     UserFaults,
 };
-use pushdown::{AREA_BYTES, Area, CALLER_PRIVATE, ExecutorState, Link, Shape, Side, cycles};
+use pushdown::{AREA_BYTES, Area, CALLER_PRIVATE, ExecutorState, Link, STORAGE_FILE, Shape, Side, cycles};
 
 use crate::caller::Caller;
 use crate::mappings::Mappings;
@@ -60,6 +62,8 @@ pub(crate) struct Settings {
     pub(crate) contexts: u32,
     /// After which silence the executor is given up; `None`: [`SILENCE`].
     pub(crate) silence: Option<Duration>,
+    /// The folder of the executor's file for pages, and how many bytes of pages the executor keeps in memory.
+    pub(crate) storage: Option<(PathBuf, usize)>,
 }
 
 /// A line of `/proc/self/maps`.
@@ -220,13 +224,23 @@ fn start_executor(settings: &Settings, vdso: u64, rate: f64) -> Result<(Area, i3
     }
     // SAFETY: it was just mapped, and stays if the executor begins.
     let area = unsafe { Area::at(AREA) };
-    area.prepare(settings.contexts, vdso, link_shape(rate)?);
+    let memory_pages = settings.storage.as_ref().map(|(_, bytes)| (bytes / PAGE_BYTES) as u64);
+    area.prepare(settings.contexts, vdso, link_shape(rate)?, memory_pages);
+    let storage = settings.storage.as_ref().map(|(folder, _)| storage_file(folder)).transpose()?;
     let (ours, theirs) = UnixStream::pair().map_err(|error| wrong("a socket", &error))?;
     let socket = keep(ours.into())?;
     let mut command = Command::new(&path);
     // A C library whose memory is gone must not have the kernel write to it.
     command.env_clear().env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
     command.stdin(OwnedFd::from(theirs)).stdout(file);
+    if let Some(storage) = storage.as_ref().map(AsRawFd::as_raw_fd) {
+        let pass = move || match unsafe { libc::dup2(storage, STORAGE_FILE) } {
+            -1 => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        };
+        // SAFETY: the child makes one system call, before it executes the program.
+        unsafe { command.pre_exec(pass) };
+    }
     let started = command.spawn().map_err(|error| wrong(&path.display().to_string(), &error));
     let child = started.and_then(|mut started| {
         let child = descriptor_of(&started);
@@ -240,6 +254,16 @@ fn start_executor(settings: &Settings, vdso: u64, rate: f64) -> Result<(Area, i3
             Err(reason)
         }
     }
+}
+
+/// A file without a name, for pages that the executor's memory has no room for.
+fn storage_file(folder: &Path) -> Result<OwnedFd, String> {
+    let mut options = File::options();
+    options.read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE);
+    let file = options.open(folder).map_err(|error| format!("a file in {}: {error}", folder.display()))?;
+    let kept = keep(file.into())?;
+    // SAFETY: the descriptor was just made, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(kept) })
 }
 
 /// A descriptor of a child, which means this process for ever: the program may wait for all of its children.

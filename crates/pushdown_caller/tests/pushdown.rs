@@ -81,6 +81,28 @@ fn an_imitated_link_delays_each_message() {
     assert!(run.status.success() && run.stdout == "ok\n", "{}\n{}{}", run.status, run.stdout, run.stderr);
 }
 
+/// Far memory that is larger than the executor's memory, above a file.
+#[test]
+fn the_executor_stores_pages_that_it_has_no_memory_for() {
+    for case in ["far_stored", "far_memory", "far_beside", "kinds", "fork_large", "freed"] {
+        let run = run_with("c", case, "0", &executor(), &[("PUSHDOWN_STORAGE", env!("CARGO_TARGET_TMPDIR"))]);
+        assert!(
+            run.status.success() && run.stdout.ends_with("ok\n"),
+            "{case}: {}\n{}{}",
+            run.status,
+            run.stdout,
+            run.stderr
+        );
+    }
+}
+
+#[test]
+fn opening_fails_with_a_reason_when_there_is_no_folder_for_storage() {
+    let run = run_with("c", "empty", "0", &executor(), &[("PUSHDOWN_STORAGE", "/nonexistent")]);
+    assert_eq!(run.status.code(), Some(1), "{}", run.stderr);
+    assert!(run.stderr.contains("not opened") && run.stderr.contains("/nonexistent"), "{}", run.stderr);
+}
+
 /// The process ends as if the caller had called `exit`: handlers run, and buffers are written.
 #[test]
 fn a_function_that_calls_exit_ends_the_process_with_its_status() {

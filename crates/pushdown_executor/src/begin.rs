@@ -7,7 +7,7 @@ use std::arch::asm;
 use bare::alarm::Alarm;
 use bare::system_call::{Errno, SignalsBlocked, exit_group, map_anonymous_at, system_call, unmap};
 use bare::userfault::{self, FEATURE_MOVE, FEATURE_SIGNAL, FEATURE_WRITE_PROTECT};
-use pushdown::{AREA_ADDRESS, AREA_BYTES, AREA_FILE, Area, ExecutorState, Link, PRIVATE, SOCKET, Side};
+use pushdown::{AREA_ADDRESS, AREA_BYTES, AREA_FILE, Area, ExecutorState, Link, PRIVATE, SOCKET, STORAGE_FILE, Side};
 
 use crate::executor::Executor;
 use crate::limit::Limits;
@@ -76,7 +76,8 @@ extern "C" fn serve() -> ! {
         Ok(faults) => faults,
         Err(error) => fail(area, 5, error),
     };
-    close_files(faults.0);
+    let has_storage = area.memory_pages().is_some();
+    close_files(faults.0, has_storage);
     if let Err(error) = leave_own_memory().and_then(|()| map_vdso(area.vdso())) {
         fail(area, 6, error);
     }
@@ -92,11 +93,11 @@ extern "C" fn serve() -> ! {
         Err(error) => fail(area, 8, error),
     }
     for context in 0..area.contexts() {
-        if let Err(error) = function::start_thread(context) {
+        if let Err(error) = function::start_thread(context, has_storage) {
             fail(area, 9, error);
         }
     }
-    if let Err(error) = sandbox::enter(Some(process)) {
+    if let Err(error) = sandbox::enter(Some(process), has_storage) {
         fail(area, 10, error);
     }
     area.set_state(ExecutorState::Ready);
@@ -127,13 +128,15 @@ fn sleep(socket: i32, alarm: Alarm) {
     let _ = unsafe { system_call(libc::SYS_poll, [polls.as_mut_ptr() as usize, polls.len(), usize::MAX]) };
 }
 
-/// Closes all files but the socket, the userfaultfd and standard error.
-fn close_files(faults: i32) {
-    for (first, last) in [(AREA_FILE, AREA_FILE), (libc::STDERR_FILENO + 1, faults - 1), (faults + 1, i32::MAX)] {
-        if first <= last {
-            // SAFETY: the call has no memory argument.
-            let _ = unsafe { system_call(libc::SYS_close_range, [first as usize, last as usize, 0]) };
-        }
+/// Closes all files but the socket, standard error, the userfaultfd and that for storage.
+fn close_files(faults: i32, has_storage: bool) {
+    let mut kept = [SOCKET, libc::STDERR_FILENO, faults, if has_storage { STORAGE_FILE } else { faults }];
+    kept.sort_unstable();
+    let firsts = kept.map(|file| file + 1);
+    let lasts = kept[1..].iter().map(|file| file - 1).chain([i32::MAX]);
+    for (first, last) in firsts.into_iter().zip(lasts).filter(|(first, last)| first <= last) {
+        // SAFETY: the call has no memory argument.
+        let _ = unsafe { system_call(libc::SYS_close_range, [first as usize, last as usize, 0]) };
     }
 }
 

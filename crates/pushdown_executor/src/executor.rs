@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bare::PAGE_BYTES;
 use bare::alarm::Alarm;
-use bare::signal::SET_SYSTEM_CALL_DISPATCH;
 use bare::system_call::{Errno, exit_group};
 use bare::userfault::UserFaults;
 use base::Bytes;
@@ -21,6 +20,7 @@ use crate::arrival::Arrival;
 use crate::limit::Limits;
 use crate::mappings::Mappings;
 use crate::pages::{PageContents, Pages};
+use crate::storage::Storage;
 
 /// Pages that are asked for ahead, at most.
 const AHEAD_MAX: u64 = 32;
@@ -51,28 +51,15 @@ const NOT_MAPPED: FaultOutcome = FaultOutcome::Refused(libc::SIGSEGV, 1);
 const NOT_ALLOWED: FaultOutcome = FaultOutcome::Refused(libc::SIGSEGV, 2);
 const NOT_THERE: FaultOutcome = FaultOutcome::Refused(libc::SIGBUS, 2);
 
-/// What came of a system call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum SystemCallOutcome {
-    /// It returned this.
-    Returned(i64),
-    /// It ends the function as this signal would.
-    Ends(i32),
-    /// The function's time is over.
-    Over,
-}
-
-/// Whether this side has to follow what a system call does to the caller's memory. Such a call is waited for, even if the function's time is
-/// over.
-pub(crate) fn changes_this_side(number: u64) -> bool {
-    number == libc::SYS_mprotect as u64
-}
-
 pub(crate) struct Executor {
     link: &'static Link,
-    side: ExecutorSide,
+    pub(crate) side: ExecutorSide,
     mappings: Mappings,
     pages: Pages,
+    storage: Storage,
+    /// How many pages are kept in memory, and the page behind the one that was evicted last.
+    memory_pages: Option<u64>,
+    hand: PageNumber,
     /// With what the functions of calls begin that have not begun, how long they may run, and when that was heard.
     starts: BTreeMap<CallId, (Registers, Option<NonZeroU32>, u64)>,
     /// The functions that run.
@@ -85,7 +72,7 @@ pub(crate) struct Executor {
     /// Calls whose turn it is.
     ready: VecDeque<CallId>,
     /// What system calls have returned.
-    returned: BTreeMap<CallId, i64>,
+    pub(crate) returned: BTreeMap<CallId, i64>,
     /// Addresses whose mapping is asked for.
     asked_mappings: Vec<u64>,
     /// Addresses of pages of constant memory that are asked for.
@@ -104,13 +91,16 @@ impl Executor {
     /// # Errors
     /// Of the operating system.
     pub(crate) fn new(link: Link, faults: UserFaults, limits: Limits) -> Result<Executor, Errno> {
-        let contexts_max = link.area().contexts() as usize;
+        let (contexts_max, memory_pages) = (link.area().contexts() as usize, link.area().memory_pages());
         let settings = CoherenceSettings { contexts_max, ..CoherenceSettings::default() };
         Ok(Executor {
             link: Box::leak(Box::new(link)),
             side: ExecutorSide::new(settings),
             mappings: Mappings::new(faults),
             pages: Pages::new(faults)?,
+            storage: Storage::default(),
+            memory_pages,
+            hand: PageNumber(0),
             starts: BTreeMap::new(),
             running: BTreeMap::new(),
             history: History::default(),
@@ -248,10 +238,31 @@ impl Executor {
             }
         }
         self.carry_out(out, Some((arrival, &body)))?;
+        self.evict_beyond_memory()?;
         match home.filter(|page| self.mappings.at(*page).is_some_and(|mapping| mapping.allows(Access::Read))) {
             Some(page) => Ok(self.pages.place(page)?),
             None => Ok(()),
         }
+    }
+
+    /// Evicts pages for which memory has no room, in the order of their addresses.
+    fn evict_beyond_memory(&mut self) -> Result<(), Broken> {
+        let Some(most) = self.memory_pages else { return Ok(()) };
+        // Pages on their way stay. If all of them are, nothing is evicted.
+        let mut tries = 2 * self.pages.count();
+        while self.pages.count() > most && tries > 0 {
+            tries -= 1;
+            let Some(page) = self.pages.next(self.hand) else {
+                self.hand = PageNumber(0);
+                continue;
+            };
+            self.hand = PageNumber(page.0 + 1);
+            let mut out = Vec::new();
+            if self.side.evict(page, &mut out).is_ok() {
+                self.carry_out(out, None)?;
+            }
+        }
+        Ok(())
     }
 
     /// A call begins a context. What the caller took back since the last one, without a message, must not be mapped any more.
@@ -297,16 +308,16 @@ impl Executor {
                     let protection = self.mappings.protection(page);
                     arrival.install(&mut self.pages, page, protection, body).map_err(|_| Broken)?;
                 }
-                // No storage lies below: a page that nobody has is zero.
-                Output::Fill(page) if !self.pages.has(page) => self.pages.put(page, Box::new([0; PAGE_BYTES]))?,
+                Output::Fill(page) if !self.pages.has(page) => self.load(page)?,
                 Output::Drop(pages) => {
                     self.limits.forget(pages.clone());
+                    self.storage.drop(pages.clone());
                     self.pages.drop(pages)?;
                 }
                 Output::Send(message) => self.send(&message)?,
                 Output::Start(call) => self.ready.push_back(call),
                 Output::Load(page) => {
-                    self.pages.put(page, Box::new([0; PAGE_BYTES]))?;
+                    self.load(page)?;
                     let mut more = Vec::new();
                     self.side.loaded(page, &mut more);
                     more.into_iter().rev().for_each(|output| outputs.push_front(output));
@@ -323,11 +334,14 @@ impl Executor {
                     self.ahead.clear();
                     self.limits.end_context();
                 }
+                Output::Store(page) => {
+                    let contents = self.pages.contents(page, self.mappings.protection(page))?;
+                    self.storage.store(page, contents);
+                }
+                Output::Free(page) => self.pages.drop(page.0..page.0 + 1)?,
                 Output::Fill(_) | Output::Place(_) => {}
-                // Nothing is evicted here, twins are the caller's, and a lost caller ends this process.
-                Output::Store(_)
-                | Output::Free(_)
-                | Output::Stop(_)
+                // Twins are the caller's, and a lost caller ends this process.
+                Output::Stop(_)
                 | Output::Twin(_)
                 | Output::DropTwin(_)
                 | Output::Finished(..)
@@ -335,6 +349,12 @@ impl Executor {
             }
         }
         Ok(())
+    }
+
+    /// Has the contents of a page here. One that nobody has is zero.
+    fn load(&mut self, page: PageNumber) -> Result<(), Errno> {
+        let contents = self.storage.load(page)?;
+        self.pages.put(page, contents.unwrap_or_else(|| Box::new([0; PAGE_BYTES])))
     }
 
     fn send(&mut self, message: &CoherenceToCaller) -> Result<(), Broken> {
@@ -401,7 +421,7 @@ impl Executor {
     }
 
     /// Memory has another protection. What was constant may be written now, and has to be asked for again.
-    fn protect(&mut self, start: u64, end: u64, protection: u32) -> Result<(), Errno> {
+    pub(crate) fn protect(&mut self, start: u64, end: u64, protection: u32) -> Result<(), Errno> {
         let pages = start / PAGE_BYTES as u64..end.div_ceil(PAGE_BYTES as u64);
         for run in self.mappings.constant_in(pages.clone()) {
             self.pages.unmapped(run.clone())?;
@@ -525,8 +545,8 @@ impl Executor {
     }
 
     /// Does what the state machine says, for a function.
-    fn finish_outputs(&mut self, out: Vec<ExecutorOutput>) {
-        if self.carry_out(out, None).is_err() {
+    pub(crate) fn finish_outputs(&mut self, out: Vec<ExecutorOutput>) {
+        if self.carry_out(out, None).and_then(|()| self.evict_beyond_memory()).is_err() {
             exit_group(1);
         }
     }
@@ -538,63 +558,9 @@ impl Executor {
         self.finish_outputs(out);
     }
 
-    fn ask(&self, question: &ToCaller) {
+    pub(crate) fn ask(&self, question: &ToCaller) {
         if self.tell(question, &[]).is_err() {
             exit_group(1);
-        }
-    }
-
-    /// Begins a system call of a function; what came of it, if the caller need not be asked.
-    pub(crate) fn begin_system_call(
-        &mut self,
-        call: CallId,
-        number: u64,
-        arguments: [u64; 6],
-    ) -> Option<SystemCallOutcome> {
-        let refused = |error: i32| Some(SystemCallOutcome::Returned(-i64::from(error)));
-        match number as libc::c_long {
-            libc::SYS_clone | libc::SYS_clone3 | libc::SYS_fork | libc::SYS_vfork => return refused(libc::EAGAIN),
-            // The program allocates other memory and copies instead.
-            libc::SYS_mremap => return refused(libc::ENOMEM),
-            libc::SYS_execve | libc::SYS_execveat | libc::SYS_ptrace | libc::SYS_arch_prctl | libc::SYS_seccomp => {
-                return refused(libc::EPERM);
-            }
-            libc::SYS_rseq | libc::SYS_set_robust_list => return refused(libc::ENOSYS),
-            libc::SYS_prctl if arguments[0] == SET_SYSTEM_CALL_DISPATCH => {
-                return refused(libc::EINVAL);
-            }
-            // A thread that would end here is the caller's, which waits.
-            libc::SYS_exit => return Some(SystemCallOutcome::Ends(libc::SIGSYS)),
-            // What `abort` does first. The caller shall live.
-            libc::SYS_tgkill if arguments[2] == libc::SIGABRT as u64 => {
-                return Some(SystemCallOutcome::Ends(libc::SIGABRT));
-            }
-            _ => {}
-        }
-        let mut out = Vec::new();
-        self.side.before_service(&mut out);
-        self.finish_outputs(out);
-        if self.tell(&ToCaller::SystemCall(call, number, arguments), &[]).is_err() {
-            exit_group(1);
-        }
-        None
-    }
-
-    /// What the system call of a call has returned.
-    pub(crate) fn returned(&mut self, call: CallId) -> Option<i64> {
-        self.returned.remove(&call)
-    }
-
-    /// A system call has returned: this process does what changes its memory too.
-    pub(crate) fn end_system_call(&mut self, number: u64, arguments: [u64; 6], value: i64) {
-        let mut out = Vec::new();
-        self.side.after_service(&mut out);
-        self.finish_outputs(out);
-        if changes_this_side(number) && value == 0 {
-            let [start, bytes, protection, ..] = arguments;
-            if self.protect(start, start.saturating_add(bytes), protection as u32).is_err() {
-                exit_group(1);
-            }
         }
     }
 }

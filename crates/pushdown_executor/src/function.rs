@@ -17,16 +17,16 @@ use crate::wait::{Held, next_function};
 ///
 /// # Errors
 /// Of the operating system.
-pub(crate) fn start_thread(number: u32) -> Result<(), Errno> {
+pub(crate) fn start_thread(number: u32, has_storage: bool) -> Result<(), Errno> {
     // Behind the service thread's stack, with a gap below each.
     let place = STACKS + (number as usize + 1) * 4 * SIGNAL_STACK_BYTES.max(STACK_BYTES);
     let signal_stack = map_anonymous_at(place, SIGNAL_STACK_BYTES)?;
-    start_at(place + 2 * SIGNAL_STACK_BYTES.max(STACK_BYTES), run, (number, signal_stack))
+    start_at(place + 2 * SIGNAL_STACK_BYTES.max(STACK_BYTES), run, (number, signal_stack, has_storage))
 }
 
-extern "C" fn run(&mut (number, signal_stack): &mut (u32, usize)) -> ! {
+extern "C" fn run(&mut (number, signal_stack, has_storage): &mut (u32, usize, bool)) -> ! {
     let thread = thread_id();
-    if prepare(signal_stack).is_err() {
+    if prepare(signal_stack, has_storage).is_err() {
         exit_group(1);
     }
     // SAFETY: the stack for signals is this thread's, and its lowest bytes are for the context.
@@ -50,7 +50,7 @@ fn end_function(number: u32, call: CallId, ended: Ended, stamps: Stamps, is_kill
 }
 
 /// Signals are handled on their own stack, and system calls from outside of this program are signals.
-fn prepare(signal_stack: usize) -> Result<(), Errno> {
+fn prepare(signal_stack: usize, has_storage: bool) -> Result<(), Errno> {
     let stack = libc::stack_t { ss_sp: signal_stack as *mut libc::c_void, ss_flags: 0, ss_size: SIGNAL_STACK_BYTES };
     // Others are for the process of the program, which may be of the same group.
     let blocked = SIGNALS.iter().fold(u64::MAX, |set, signal| set & !(1 << (signal - 1)));
@@ -61,5 +61,5 @@ fn prepare(signal_stack: usize) -> Result<(), Errno> {
         system_call(libc::SYS_rt_sigprocmask, [libc::SIG_SETMASK as usize, set, 0, size_of::<u64>()])?;
     }
     sandbox::stop_system_calls()?;
-    sandbox::enter(None)
+    sandbox::enter(None, has_storage)
 }

@@ -34,6 +34,8 @@ mod pages;
 mod places;
 mod sandbox;
 mod signals;
+mod storage;
+mod system_calls;
 mod wait;
 
 fn main() {

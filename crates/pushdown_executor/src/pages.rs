@@ -13,7 +13,7 @@ use bare::PAGE_BYTES;
 use bare::memory::bare_memory_copy;
 use bare::system_call::{Errno, advise, map_anonymous_at, system_call};
 use bare::userfault::{UserFaults, persist};
-use page_coherence::{PageNumber, Right, RunMap, WordChange};
+use page_coherence::{PAGE_NUMBERS, PageNumber, Right, RunMap, WordChange};
 
 use crate::mappings::bytes_of;
 use crate::places::OUTGOING;
@@ -40,6 +40,8 @@ pub(crate) struct Pages {
     faults: UserFaults,
     /// The ordinary pages that functions can access, and how.
     mapped: RunMap<Right>,
+    /// How many those are.
+    mapped_count: u64,
     /// The pages of constant memory that are there.
     constant: RunMap<()>,
     /// Contents of pages that are not mapped.
@@ -63,6 +65,7 @@ impl Pages {
         Ok(Pages {
             faults,
             mapped: RunMap::default(),
+            mapped_count: 0,
             constant: RunMap::default(),
             aside: BTreeMap::new(),
             taken: None,
@@ -78,6 +81,18 @@ impl Pages {
     /// Whether the contents of a page are here.
     pub(crate) fn has(&self, page: PageNumber) -> bool {
         self.access(page) != Right::None || self.aside.contains_key(&page)
+    }
+
+    /// How many pages have their contents here.
+    pub(crate) fn count(&self) -> u64 {
+        self.mapped_count + self.aside.len() as u64
+    }
+
+    /// The first page from this one on whose contents are here.
+    pub(crate) fn next(&self, from: PageNumber) -> Option<PageNumber> {
+        let mapped = self.mapped.runs_in(from.0..PAGE_NUMBERS).next().map(|(run, _)| PageNumber(run.start));
+        let aside = self.aside.range(from..).next().map(|(page, _)| *page);
+        mapped.into_iter().chain(aside).min()
     }
 
     /// Whether a page of constant memory is there.
@@ -136,6 +151,7 @@ impl Pages {
             if is_mapped {
                 self.drop(page.0..page.0 + 1)?;
             }
+            self.mapped_count += 1;
             persist(|| self.faults.copy(address, &contents, !is_writable))?;
         } else if !is_mapped {
             return Err(LACKS_CONTENTS);
@@ -207,6 +223,7 @@ impl Pages {
         self.taken_count += 1;
         persist(|| self.faults.move_page(self.outgoing(), page.0 * PAGE_BYTES as u64))?;
         self.mapped.take(page);
+        self.mapped_count -= 1;
         self.taken = Some(page);
         Ok(())
     }
@@ -269,6 +286,7 @@ impl Pages {
             let (start, bytes) = bytes_of(run.clone());
             // SAFETY: the pages are not needed any more.
             unsafe { advise(start as usize, bytes as usize, libc::MADV_DONTNEED) }?;
+            self.mapped_count -= run.end - run.start;
             self.mapped.remove(run);
         }
         let aside: Vec<PageNumber> =

@@ -6,6 +6,7 @@ use bare::filter::{CheckedCall, allow_only};
 use bare::signal;
 use bare::system_call::Errno;
 use bare::userfault;
+use pushdown::STORAGE_FILE;
 
 use crate::limit::LIMIT_SIGNAL;
 
@@ -42,13 +43,15 @@ pub(crate) fn stop_system_calls() -> Result<(), Errno> {
     signal::stop_system_calls(&raw const __executable_start as usize..&raw const program_end as usize)
 }
 
-/// The calling thread makes no other system calls than this program needs. The service thread may signal threads of its process, whose
+/// The calling thread makes no other system calls than this program needs; those for storage if it has a file for it. The service thread may signal threads of its process, whose
 /// number it gives, that their function's time is over.
 ///
 /// # Errors
 /// Of the operating system.
-pub(crate) fn enter(process: Option<u32>) -> Result<(), Errno> {
-    let arguments = process.map(|process| [(0, process), (2, LIMIT_SIGNAL as u32)]);
-    let end = arguments.as_ref().map(|arguments| CheckedCall { call: libc::SYS_tgkill, arguments });
-    allow_only(&CALLS, end.as_slice(), &userfault::REQUESTS)
+pub(crate) fn enter(process: Option<u32>, has_storage: bool) -> Result<(), Errno> {
+    let (file, end) = ([(0, STORAGE_FILE as u32)], process.map(|process| [(0, process), (2, LIMIT_SIGNAL as u32)]));
+    let storage = [libc::SYS_pread64, libc::SYS_pwrite64].map(|call| CheckedCall { call, arguments: &file });
+    let end = end.as_ref().map(|arguments| CheckedCall { call: libc::SYS_tgkill, arguments });
+    let checked: Vec<CheckedCall> = storage.into_iter().filter(|_| has_storage).chain(end).collect();
+    allow_only(&CALLS, &checked, &userfault::REQUESTS)
 }

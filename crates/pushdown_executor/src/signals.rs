@@ -8,8 +8,9 @@ use page_coherence::Access;
 use pushdown::{EXIT_CALL, EXITS, Ended, PRIVATE, SYNCHRONISE_CALL, cycles};
 
 use crate::context::{Context, resume};
-use crate::executor::{FaultOutcome, SystemCallOutcome, changes_this_side};
+use crate::executor::FaultOutcome;
 use crate::limit::{LIMIT_SIGNAL, is_over};
+use crate::system_calls::{SystemCallOutcome, changes_this_side};
 use crate::wait::{Held, handle_messages, wait_until};
 
 /// The processor's flags as functions of C expect them: no single steps, no alignment checks.

@@ -23,9 +23,11 @@ struct LibraryOptions {
     contexts: c_uint,
     limit_ms: c_uint,
     silence_ms: c_uint,
+    storage: *const c_char,
+    memory: usize,
 }
 
-const _: () = assert!(size_of::<LibraryOptions>() == 32);
+const _: () = assert!(size_of::<LibraryOptions>() == 48);
 
 /// The result of a call that ended with this kind.
 pub(super) fn check(kind: c_int, failure: &Failure, torn: Torn) -> Result<(), PushdownError> {
@@ -117,14 +119,18 @@ impl Library {
     /// Starts the executor.
     pub(super) fn open(&self, options: &PushdownOptions) -> Result<(), PushdownError> {
         let executor = options.executor.as_deref().map(to_c_string).transpose()?;
+        let storage = options.storage.as_ref().map(|storage| to_c_string(&storage.folder)).transpose()?;
+        let memory = options.storage.as_ref().map_or(0, |storage| storage.memory_bytes);
         let options = LibraryOptions {
             size: size_of::<LibraryOptions>(),
             executor: executor.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
             contexts: options.contexts,
             limit_ms: milliseconds(options.limit),
             silence_ms: milliseconds(options.silence),
+            storage: storage.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
+            memory: usize::try_from(memory).unwrap_or(usize::MAX),
         };
-        // SAFETY: the options, and the path in them, live until the function returns.
+        // SAFETY: the options, and the paths in them, live until the function returns.
         let kind = unsafe { (self.open)(&raw const options) };
         if kind == 0 {
             return Ok(());

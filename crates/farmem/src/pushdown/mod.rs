@@ -47,6 +47,6 @@ pub use error::PushdownError;
 pub use executor::Executor;
 pub use far_memory::FarMemory;
 pub use measurement::CallTimes;
-pub use options::PushdownOptions;
+pub use options::{ExecutorStorage, PushdownOptions};
 pub use panics::PanicReport;
 pub use terms::{PushdownStatistics, PushdownTerms, PushdownTicket};

@@ -18,4 +18,15 @@ pub struct PushdownOptions {
     pub limit: Option<Duration>,
     /// For how long the executor may be silent before it is given up, and lost; `None`: 10 s.
     pub silence: Option<Duration>,
+    /// Where the executor stores pages that it has no memory for; `None`: it keeps all of them in memory.
+    pub storage: Option<ExecutorStorage>,
+}
+
+/// Storage below the executor's memory.
+#[derive(Clone, Debug)]
+pub struct ExecutorStorage {
+    /// The folder of the file. Nothing is left of the file when the executor ends.
+    pub folder: PathBuf,
+    /// How many bytes of pages the executor keeps in memory; at least 1 MiB.
+    pub memory_bytes: u64,
 }

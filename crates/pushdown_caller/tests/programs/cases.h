@@ -35,6 +35,7 @@ void far_memory(void);
 void far_beside(void);
 void far_refused(void);
 void far_evicted(void);
+void far_stored(void);
 void freed(void);
 void neighbours(void);
 void constant_written(void);

@@ -12,6 +12,8 @@
 
 #define MIB ((size_t)1 << 20)
 #define PAGE ((size_t)4096)
+// What the executor keeps in memory, if it has storage for the rest.
+#define EXECUTOR_MEMORY (2 * MIB)
 
 // Works in a pushed function too: the process ends. It does not use a stream of the program, whose lock may be held.
 static inline void fail(const char *what, int line) {

@@ -166,3 +166,73 @@ void far_evicted(void) {
     CHECK(far.sum == WORDS * (WORDS - 1));
     CHECK(munmap(far.words, FAR) == 0);
 }
+
+// How many bytes a process has in memory.
+static size_t memory_of(pid_t process) {
+    char name[40];
+    snprintf(name, sizeof name, "/proc/%d/statm", process);
+    FILE *file = fopen(name, "r");
+    size_t all, resident;
+    CHECK(file != NULL && fscanf(file, "%zu %zu", &all, &resident) == 2);
+    fclose(file);
+    return resident * PAGE;
+}
+
+#define STORED (32 * MIB)
+#define STORED_WORDS (STORED / sizeof(uint64_t))
+#define WORDS_OF_PAGE (PAGE / sizeof(uint64_t))
+
+static uint64_t *stored;
+static atomic_int rounds;
+
+// Each word of the upper half of each page, so that pages are written by both sides.
+static void adds_above(void *argument) {
+    (void)argument;
+    for (size_t at = 0; at < STORED_WORDS; at++)
+        if (at % WORDS_OF_PAGE >= WORDS_OF_PAGE / 2) stored[at] += 1;
+    atomic_fetch_add(&rounds, 1);
+}
+
+static void *adds_below(void *argument) {
+    uint64_t state = 7;
+    while (atomic_load(&rounds) == 0) {
+        state = state * 6364136223846793005 + 1442695040888963407;
+        size_t page = (state >> 33) % (STORED / PAGE);
+        ++*(size_t *)argument;
+        stored[page * WORDS_OF_PAGE + 1] += 1;
+    }
+    return NULL;
+}
+
+// More than the executor has memory for: pages go on to storage, changed and unchanged, and come back.
+void far_stored(void) {
+    pid_t executor = child_of_this_process();
+    stored = heddle_far_map(STORED, BUDGET);
+    CHECK(stored != NULL);
+    for (size_t at = 0; at < STORED_WORDS; at++) stored[at] = at;
+    size_t begun = memory_of(executor);
+    CALL(adds_above, NULL);
+    for (size_t at = 0; at < STORED_WORDS; at++) CHECK(stored[at] == at + (at % WORDS_OF_PAGE >= WORDS_OF_PAGE / 2));
+    // Read only: nothing has to be written again.
+    for (size_t at = 0; at < STORED_WORDS; at += WORDS_OF_PAGE) CHECK(stored[at] == at);
+    // Both sides at the same time.
+    atomic_store(&rounds, 0);
+    pthread_t thread;
+    size_t added = 0, found = 0;
+    CHECK(pthread_create(&thread, NULL, adds_below, &added) == 0);
+    CALL(adds_above, NULL);
+    CHECK(pthread_join(thread, NULL) == 0);
+    for (size_t at = 0; at < STORED_WORDS; at++) {
+        uint64_t more = stored[at] - at;
+        if (at % WORDS_OF_PAGE == 1) found += more;
+        else CHECK(more == (at % WORDS_OF_PAGE >= WORDS_OF_PAGE / 2 ? 2 : 0));
+    }
+    CHECK(found == added);
+    // What is dropped is zero, and not what storage has.
+    CHECK(madvise(stored, STORED / 2, MADV_DONTNEED) == 0);
+    CALL(adds_above, NULL);
+    for (size_t at = 0; at < STORED_WORDS / 2; at++) CHECK(stored[at] == (at % WORDS_OF_PAGE >= WORDS_OF_PAGE / 2));
+    // The executor's own memory, and some pages on their way. Without storage it would have all of it.
+    size_t most = EXECUTOR_MEMORY + 12 * MIB;
+    CHECK(begun < most && memory_of(executor) < most && most < STORED);
+}

@@ -38,6 +38,7 @@ static const struct {
     {"far_beside", far_beside, 0, 0, 0},
     {"far_refused", far_refused, 0, 0, 0},
     {"far_evicted", far_evicted, 0, 0, 0},
+    {"far_stored", far_stored, 2, 0, 0},
     {"litmus", litmus, 5, 0, 0},
     {"histories", histories, 4, 0, 0},
     {"blocks", blocks, 2, 0, 0},
@@ -129,6 +130,8 @@ int main(int count, char **arguments) {
             .contexts = CASES[i].contexts,
             .limit_ms = CASES[i].limit_ms,
             .silence_ms = CASES[i].silence_ms,
+            .storage = getenv("PUSHDOWN_STORAGE"),
+            .memory = EXECUTOR_MEMORY,
         };
         int kind = heddle_pushdown_open(&options);
         if (kind != HEDDLE_PUSHDOWN_OK) {
