@@ -11,7 +11,7 @@ use bare::system_call::{Errno, system_call};
 
 use crate::area::{Area, Attention};
 use crate::message::{ToCaller, ToExecutor, is_about_memory};
-use crate::ring::{Frame, Ring, RingError};
+use crate::ring::{Frame, Ring, RingError, cycles};
 
 /// Which side this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,13 +74,15 @@ impl Link {
         self.send(&[(kind, &[&head, body])])
     }
 
-    /// Sends two messages of the caller, of which the executor sees either both or none.
+    /// Sends two messages of the caller, of which the executor sees either both or none. Returns when, by the clock of [`cycles`].
     ///
     /// # Errors
     /// The other side is gone.
-    pub fn send_both_to_executor(&self, messages: [&ToExecutor; 2]) -> Result<(), RingError> {
+    pub fn send_both_to_executor(&self, messages: [&ToExecutor; 2]) -> Result<u64, RingError> {
         let [first, second] = messages.map(ToExecutor::encode);
-        self.send(&[(first.0, &[&first.1]), (second.0, &[&second.1])])
+        let now = cycles();
+        self.send(&[(first.0, &[&first.1]), (second.0, &[&second.1])])?;
+        Ok(now)
     }
 
     /// Sends a message of the executor; `body` is that of a coherence message.

@@ -413,11 +413,12 @@ impl Caller {
             // All that a call needs. The executor does not have to look twice.
             [Output::Send(message)] => {
                 self.message_counts.sent += 1;
-                let call = ToExecutor::Coherence(message.encode());
-                if let Some(open) = self.calls.get_mut(&CallId(self.calls_made)) {
-                    open.stamps.sent = cycles();
+                let both = [&start, &ToExecutor::Coherence(message.encode())];
+                let sent = self.link.send_both_to_executor(both);
+                if let (Ok(sent), Some(open)) = (&sent, self.calls.get_mut(&call)) {
+                    open.stamps.sent = *sent;
                 }
-                self.link.send_both_to_executor([&start, &call]).map_err(Broken::from)
+                sent.map(|_| ()).map_err(Broken::from)
             }
             _ => self.tell(&start).and_then(|()| self.carry_out(out, &[])),
         };
