@@ -104,6 +104,11 @@ impl CpuGroup {
         &self.folder
     }
 
+    /// The folder of the hierarchy that counts its time, if that is another one.
+    pub(crate) fn counted(&self) -> Option<&Path> {
+        self.counted.as_deref()
+    }
+
     /// Moves a process with all its threads into the group.
     ///
     /// # Errors

@@ -95,6 +95,11 @@ pub fn remove(folder: &Path) {
     }
 }
 
+/// Removes a group if it has no processes. Returns whether it is gone.
+pub fn try_remove(folder: &Path) -> bool {
+    fs::remove_dir(folder).is_ok() || !folder.exists()
+}
+
 /// Moves this process to the parent group and removes the group, unless it has other processes.
 pub fn leave(folder: &Path) {
     if let Some(above) = folder.parent() {

@@ -34,4 +34,4 @@ mod process_limits;
 pub use cpu::{CpuGroup, PERCENT_MIN, PERIOD};
 pub use group::CgroupError;
 pub use memory::{MEMORY_BYTES_MIN, MemoryGroup};
-pub use process_limits::{LimitedProcess, ProcessLimits};
+pub use process_limits::{LimitedGroup, LimitedProcess, ProcessLimits};

@@ -141,6 +141,16 @@ impl MemoryGroup {
         lines.find(|(line, _)| *line == name)?.1.trim().parse().ok()
     }
 
+    /// How many processes the kernel has ended because the group needed more than its limit.
+    pub fn kills(&self) -> Option<u64> {
+        let name = match self.version {
+            CgroupVersion::Two => "memory.events",
+            CgroupVersion::One => "memory.oom_control",
+        };
+        let text = fs::read_to_string(self.folder.join(name)).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
+    }
+
     fn number(&self, name: &str) -> Option<u64> {
         fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
     }
@@ -222,6 +232,16 @@ mod tests {
         files.write("one/node/memory.stat", "cache 1000\nrss 4000\n");
         let group = MemoryGroup::around_place(&one).expect("it has one");
         assert_eq!((group.limit(), group.used(), group.cached()), (Some(32 << 20), Some(5000), Some(1000)));
+    }
+
+    #[test]
+    fn processes_that_the_kernel_has_ended_are_counted_in_both_versions() {
+        let files = Hierarchy::new();
+        files.write("two/memory.events", "low 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n");
+        files.write("one/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n");
+        assert_eq!(group(&files, CgroupVersion::Two, "two").kills(), Some(2));
+        assert_eq!(group(&files, CgroupVersion::One, "one").kills(), Some(1));
+        assert_eq!(group(&files, CgroupVersion::One, "none").kills(), None);
     }
 
     /// With the kernel's own files, where this user may make groups.
