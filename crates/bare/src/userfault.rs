@@ -81,12 +81,13 @@ pub enum Event {
     Other,
 }
 
+const FLAGS: usize = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
+
 /// Opens `/dev/userfaultfd`'s descriptor for this process, or uses the system call; with these features.
 ///
 /// # Errors
 /// Of the operating system; `EINVAL` if the kernel lacks a feature.
 pub fn open(features: u64) -> Result<UserFaults, Errno> {
-    let flags = (libc::O_CLOEXEC | libc::O_NONBLOCK) as usize;
     let path = c"/dev/userfaultfd".as_ptr() as usize;
     let at = libc::AT_FDCWD as usize;
     let mode = (libc::O_RDWR | libc::O_CLOEXEC) as usize;
@@ -94,13 +95,27 @@ pub fn open(features: u64) -> Result<UserFaults, Errno> {
     let file = unsafe {
         match system_call(libc::SYS_openat, [at, path, mode, 0]) {
             Ok(device) => {
-                let file = system_call(libc::SYS_ioctl, [device, NEW, flags]);
+                let file = system_call(libc::SYS_ioctl, [device, NEW, FLAGS]);
                 let _ = system_call(libc::SYS_close, [device]);
                 file
             }
-            Err(_) => system_call(libc::SYS_userfaultfd, [flags]),
+            Err(_) => system_call(libc::SYS_userfaultfd, [FLAGS]),
         }
     }?;
+    begin(file, features)
+}
+
+/// The same, with `/dev/userfaultfd` that another process has opened. The descriptor that comes of it is for the memory of this process.
+///
+/// # Errors
+/// Of the operating system; `EINVAL` if the kernel lacks a feature.
+pub fn open_from(device: i32, features: u64) -> Result<UserFaults, Errno> {
+    // SAFETY: the call has no memory argument.
+    let file = unsafe { system_call(libc::SYS_ioctl, [device as usize, NEW, FLAGS]) }?;
+    begin(file, features)
+}
+
+fn begin(file: usize, features: u64) -> Result<UserFaults, Errno> {
     let faults = UserFaults(file as i32);
     faults.call(API, &mut [API_VERSION, features, 0])?;
     Ok(faults)

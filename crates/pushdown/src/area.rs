@@ -31,8 +31,14 @@ struct Head {
     memory_pages: AtomicU64,
     /// Functions that run at this moment.
     running: AtomicU32,
+    /// Calls that wait for their turn at this moment.
+    waiting: AtomicU32,
     /// How long calls have waited for their turn, in nanoseconds, all together.
     queued_ns: AtomicU64,
+    /// Functions that have begun.
+    begun: AtomicU64,
+    /// How calls have ended, by [`CallEnd`].
+    ended: [AtomicU64; CallEnd::COUNT],
     executor: Attention,
     caller: Attention,
     to_executor: Positions,
@@ -52,11 +58,54 @@ pub(crate) struct Attention {
     pub(crate) sleeps: AtomicU32,
 }
 
+/// Bytes of the head, with which the area begins.
+pub const AREA_HEAD_BYTES: usize = size_of::<Head>();
+
+/// Where the numbers lie that [`ExecutorLoad`](crate::ExecutorLoad) has, in bytes from the start of the head.
+pub(crate) struct HeadOffsets;
+
+impl HeadOffsets {
+    pub(crate) const VERSION: usize = offset_of!(Head, version);
+    pub(crate) const STATE: usize = offset_of!(Head, state);
+    pub(crate) const ERROR: usize = offset_of!(Head, error);
+    pub(crate) const CONTEXTS: usize = offset_of!(Head, contexts);
+    pub(crate) const RUNNING: usize = offset_of!(Head, running);
+    pub(crate) const WAITING: usize = offset_of!(Head, waiting);
+    pub(crate) const QUEUED_NS: usize = offset_of!(Head, queued_ns);
+    pub(crate) const BEGUN: usize = offset_of!(Head, begun);
+    pub(crate) const ENDED: usize = offset_of!(Head, ended);
+    pub(crate) const TO_EXECUTOR: usize = offset_of!(Head, to_executor);
+    pub(crate) const TO_CALLER: usize = offset_of!(Head, to_caller);
+}
+
 const TO_EXECUTOR: usize = size_of::<Head>().next_multiple_of(bare::PAGE_BYTES);
 const TO_CALLER: usize = TO_EXECUTOR + RING_BYTES;
 
 /// Bytes of the area.
 pub const AREA_BYTES: usize = TO_CALLER + RING_BYTES;
+
+/// How a call has ended at the executor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CallEnd {
+    /// Its function returned, or has called `exit`.
+    Returned,
+    /// A signal ended its function.
+    Signalled,
+    /// Its limit ended its function.
+    Killed,
+    /// It was cancelled before its function began.
+    Cancelled,
+    /// It was refused, since too many others waited.
+    Busy,
+}
+
+impl CallEnd {
+    /// How many there are.
+    pub const COUNT: usize = 5;
+    /// All of them, in the order of their numbers.
+    pub const ALL: [CallEnd; CallEnd::COUNT] =
+        [CallEnd::Returned, CallEnd::Signalled, CallEnd::Killed, CallEnd::Cancelled, CallEnd::Busy];
+}
 
 /// How far the executor is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -72,6 +121,17 @@ pub enum ExecutorState {
         /// Which step of the executor's beginning.
         step: u32,
     },
+}
+
+impl ExecutorState {
+    /// From the two numbers of the head.
+    pub(crate) fn of(state: u32, error: u32) -> ExecutorState {
+        match state {
+            0 => ExecutorState::Starting,
+            1 => ExecutorState::Ready,
+            step => ExecutorState::Failed { error, step },
+        }
+    }
 }
 
 /// The mapped area.
@@ -130,11 +190,7 @@ impl Area {
     /// How far the executor is.
     pub fn state(&self) -> ExecutorState {
         let error = self.head().error.load(Ordering::Acquire);
-        match self.head().state.load(Ordering::Acquire) {
-            0 => ExecutorState::Starting,
-            1 => ExecutorState::Ready,
-            step => ExecutorState::Failed { error, step },
-        }
+        ExecutorState::of(self.head().state.load(Ordering::Acquire), error)
     }
 
     /// Says how far the executor is.
@@ -151,6 +207,21 @@ impl Area {
     /// Says how many functions run. For the executor.
     pub fn set_running(&self, functions: u32) {
         self.head().running.store(functions, Ordering::Relaxed);
+    }
+
+    /// Says how many calls wait for their turn. For the executor.
+    pub fn set_waiting(&self, calls: u32) {
+        self.head().waiting.store(calls, Ordering::Relaxed);
+    }
+
+    /// A function has begun. For the executor.
+    pub fn count_begin(&self) {
+        self.head().begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A call has ended. For the executor.
+    pub fn count_end(&self, end: CallEnd) {
+        self.head().ended[end as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds the time that a call has waited for its turn. For the executor.

@@ -8,7 +8,8 @@
 //!
 //! # Steps
 //!
-//! 1. **Opening.** The caller maps an [`Area`] and starts the executor with it and one end of a socket. The executor
+//! 1. **Opening.** The caller maps an [`Area`], and starts the executor with it and one end of a pair of sockets; or it sends both to the role
+//!    *executors* (`heddle-executors`), which starts the executor ([`RoleRequest`]). The executor
 //!    unmaps all memory outside of [`PRIVATE`], its stack and the C library included, maps the vdso where the caller has it, and
 //!    says that it is ready. From here on it is a guest of the caller's address space.
 //! 2. **A call.** The thread that calls switches to a stack that the executor never sees, with its signals blocked. It sends
@@ -38,7 +39,7 @@
 //!    within the executor's own program, so no lock of it is left held. Locks of the program are.
 //! 10. **Liveness.** While calls are open or pages are awaited, the caller sends [`ToExecutor::Ping`] twice a second, which the executor's
 //!     service thread answers ([`ToCaller::Pong`]). An executor that does not answer for too long, or leaves the ring full for so long, is lost as in
-//!     step 11, and is killed if it is a child of the caller. While nothing is expected, nothing is sent.
+//!     step 11, and is killed, by the caller or by the role that has started it. While nothing is expected, nothing is sent.
 //! 11. **A side is lost** when its end of the socket is. The executor ends. The caller's memory has lost the pages that the executor
 //!     had: threads that need one end the process, and calls report the loss.
 //!
@@ -75,12 +76,21 @@ pub mod fuzz;
 mod history;
 mod limits;
 mod link;
+mod load;
 mod message;
+mod processor;
 mod ring;
+mod role_messages;
 
-pub use area::{AREA_BYTES, Area, CONTEXTS_MAX, ExecutorState};
+pub use area::{AREA_BYTES, AREA_HEAD_BYTES, Area, CONTEXTS_MAX, CallEnd, ExecutorState};
 pub use history::{History, Runner};
-pub use limits::{AREA_ADDRESS, AREA_FILE, CALLER_PRIVATE, CONSTANT_PAGES_MAX, PRIVATE, SOCKET, STORAGE_FILE, VERSION};
+pub use limits::{
+    AREA_ADDRESS, AREA_FILE, BeginStep, CALLER_PRIVATE, CONSTANT_PAGES_MAX, CONTEXTS_ARGUMENT, DEVICE_ARGUMENT,
+    DEVICE_FILE, NAMESPACES_ARGUMENT, PRIVATE, SOCKET, STORAGE_FILE, VERSION,
+};
 pub use link::{Attending, Link, Side};
+pub use load::ExecutorLoad;
 pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, SYNCHRONISE_CALL, Stamps, ToCaller, ToExecutor};
+pub use processor::ProcessorFeatures;
 pub use ring::{FRAME_BYTES_MAX, Frame, RingError, Shape, cycles};
+pub use role_messages::{NOTICE_BYTES_MAX, RELEASE, REQUEST_BYTES_MAX, ROLE_VERSION, RoleNotice, RoleRequest};

@@ -22,5 +22,59 @@ pub const AREA_FILE: i32 = 1;
 pub const STORAGE_FILE: i32 = 100;
 /// The executor's memory for pages is at least so large, if it is bounded: functions need some of them at the same time.
 pub const MEMORY_PAGES_MIN: u64 = 256;
+/// In an executor that the role has started, until it has begun: `/dev/userfaultfd`, which it could not open itself.
+pub const DEVICE_FILE: i32 = 3;
+/// The argument by which the role tells an executor that its namespaces are its own, so that it can leave the file system.
+pub const NAMESPACES_ARGUMENT: &str = "--namespaces";
+/// The argument by which the role tells an executor that it has [`DEVICE_FILE`].
+pub const DEVICE_ARGUMENT: &str = "--device";
+/// The beginning of the argument by which the role bounds the functions that run at the same time; the number follows.
+pub const CONTEXTS_ARGUMENT: &str = "--contexts=";
 /// Most pages of constant memory that one message carries.
 pub const CONSTANT_PAGES_MAX: u64 = 8;
+
+/// The steps of an executor's beginning that can fail, by number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BeginStep {
+    /// The area is of this release.
+    Version = 2,
+    /// The processor lets programs set their thread block.
+    Processor,
+    /// A stack at the executor's addresses.
+    Stack,
+    /// A descriptor for page faults.
+    UserFaults,
+    /// All memory outside of the executor's addresses is given up.
+    Memory,
+    /// Handlers of signals.
+    Signals,
+    /// The executor's state.
+    State,
+    /// Threads for functions.
+    Threads,
+    /// A filter of system calls.
+    Filter,
+    /// An empty file system.
+    EmptyRoot,
+}
+
+impl BeginStep {
+    const ALL: [(BeginStep, &str); 10] = [
+        (BeginStep::Version, "comparing its release with the library's"),
+        (BeginStep::Processor, "looking for FSGSBASE, which the processor or the kernel lacks"),
+        (BeginStep::Stack, "mapping a stack"),
+        (BeginStep::UserFaults, "opening /dev/userfaultfd"),
+        (BeginStep::Memory, "giving up its own memory"),
+        (BeginStep::Signals, "installing handlers of signals"),
+        (BeginStep::State, "preparing its state"),
+        (BeginStep::Threads, "starting threads"),
+        (BeginStep::Filter, "filtering its system calls"),
+        (BeginStep::EmptyRoot, "leaving the file system"),
+    ];
+
+    /// What the step with this number does.
+    pub fn describe(number: u32) -> &'static str {
+        let step = BeginStep::ALL.iter().find(|(step, _)| *step as u32 == number);
+        step.map_or("an unknown step", |(_, what)| what)
+    }
+}

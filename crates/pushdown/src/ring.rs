@@ -41,6 +41,10 @@ pub(crate) struct Positions {
 #[repr(C, align(128))]
 struct Position(AtomicU64);
 
+/// Where the two positions lie in [`Positions`].
+pub(crate) const SENT: usize = std::mem::offset_of!(Positions, sent);
+pub(crate) const RECEIVED: usize = std::mem::offset_of!(Positions, received);
+
 /// One message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Frame {

@@ -7,13 +7,17 @@ use std::arch::asm;
 use bare::alarm::Alarm;
 use bare::system_call::{Errno, SignalsBlocked, exit_group, map_anonymous_at, system_call, unmap};
 use bare::userfault::{self, FEATURE_MOVE, FEATURE_SIGNAL, FEATURE_WRITE_PROTECT};
-use pushdown::{AREA_ADDRESS, AREA_BYTES, AREA_FILE, Area, ExecutorState, Link, PRIVATE, SOCKET, STORAGE_FILE, Side};
+use pushdown::{
+    AREA_ADDRESS, AREA_BYTES, AREA_FILE, Area, BeginStep, DEVICE_FILE, ExecutorState, Link, PRIVATE, SOCKET,
+    STORAGE_FILE, Side,
+};
 
+use crate::arguments::Arguments;
 use crate::executor::Executor;
 use crate::limit::Limits;
 use crate::places::STACKS;
 use crate::wait::{EXECUTOR, Held, handle_messages};
-use crate::{function, sandbox, signals};
+use crate::{empty_root, function, sandbox, signals};
 
 /// `ARCH_MAP_VDSO_64`.
 const MAP_VDSO: usize = 0x2003;
@@ -37,17 +41,19 @@ pub(crate) fn begin() -> ! {
     // SAFETY: it was just mapped, and stays.
     let area = unsafe { Area::at(AREA_ADDRESS as usize) };
     if !area.is_of_this_version() {
-        fail(area, 2, Errno(libc::EPROTO));
+        fail(area, BeginStep::Version, Errno(libc::EPROTO));
     }
+    // While there is a C library, which knows them.
+    Arguments::note();
     // SAFETY: the call has no memory argument.
     if unsafe { libc::getauxval(libc::AT_HWCAP2) } & HAS_FSGSBASE == 0 {
-        fail(area, 3, Errno(libc::ENOSYS));
+        fail(area, BeginStep::Processor, Errno(libc::ENOSYS));
     }
     // The next stack is in the private addresses; what this one and the C library have is given up there.
     match map_anonymous_at(STACKS, bare::thread::STACK_BYTES) {
         // SAFETY: the stack was just mapped, and nobody else uses it.
         Ok(stack) => unsafe { continue_on(stack + bare::thread::STACK_BYTES) },
-        Err(error) => fail(area, 4, error),
+        Err(error) => fail(area, BeginStep::Stack, error),
     }
 }
 
@@ -61,8 +67,8 @@ unsafe fn continue_on(stack: usize) -> ! {
     }
 }
 
-fn fail(area: Area, step: u32, error: Errno) -> ! {
-    area.set_state(ExecutorState::Failed { error: error.0 as u32, step });
+fn fail(area: Area, step: BeginStep, error: Errno) -> ! {
+    area.set_state(ExecutorState::Failed { error: error.0 as u32, step: step as u32 });
     exit_group(1)
 }
 
@@ -72,33 +78,47 @@ extern "C" fn serve() -> ! {
     let area = unsafe { Area::at(AREA_ADDRESS as usize) };
     // Signals to the group of the program's process are not for this one, which ends with it.
     std::mem::forget(SignalsBlocked::new());
-    let faults = match userfault::open(FEATURE_WRITE_PROTECT | FEATURE_SIGNAL | FEATURE_MOVE) {
+    let arguments = Arguments::noted();
+    let features = FEATURE_WRITE_PROTECT | FEATURE_SIGNAL | FEATURE_MOVE;
+    let faults = match arguments.has_device {
+        true => userfault::open_from(DEVICE_FILE, features),
+        false => userfault::open(features),
+    };
+    let faults = match faults {
         Ok(faults) => faults,
-        Err(error) => fail(area, 5, error),
+        Err(error) => fail(area, BeginStep::UserFaults, error),
     };
     let has_storage = area.memory_pages().is_some();
     close_files(faults.0, has_storage);
     if let Err(error) = leave_own_memory().and_then(|()| map_vdso(area.vdso())) {
-        fail(area, 6, error);
+        fail(area, BeginStep::Memory, error);
+    }
+    if arguments.has_namespaces
+        && let Err(error) = empty_root::enter()
+    {
+        fail(area, BeginStep::EmptyRoot, error);
     }
     if let Err(error) = signals::install() {
-        fail(area, 7, error);
+        fail(area, BeginStep::Signals, error);
     }
     let link = Link::new(area, Side::Executor, SOCKET);
     // SAFETY: the call has no argument.
     let process = unsafe { system_call(libc::SYS_getpid, []) }.unwrap_or(0) as u32;
-    let executor = Alarm::new().and_then(|alarm| Executor::new(link, faults, Limits::new(area, alarm, process)));
+    // Read once: the caller may change it.
+    let contexts = area.contexts().min(arguments.contexts_max);
+    let executor =
+        Alarm::new().and_then(|alarm| Executor::new(link, contexts, faults, Limits::new(area, alarm, process)));
     match executor {
         Ok(executor) => *EXECUTOR.acquire() = Some(executor),
-        Err(error) => fail(area, 8, error),
+        Err(error) => fail(area, BeginStep::State, error),
     }
-    for context in 0..area.contexts() {
+    for context in 0..contexts {
         if let Err(error) = function::start_thread(context, has_storage) {
-            fail(area, 9, error);
+            fail(area, BeginStep::Threads, error);
         }
     }
     if let Err(error) = sandbox::enter(Some(process), has_storage) {
-        fail(area, 10, error);
+        fail(area, BeginStep::Filter, error);
     }
     area.set_state(ExecutorState::Ready);
     loop {

@@ -14,7 +14,9 @@ use page_coherence::{
     Access, CallId, CallOutcome, CoherenceMode, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber,
     Payload, Right, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
-use pushdown::{Ended, History, Link, MappingKind, Registers, Runner, Stamps, ToCaller, ToExecutor, cycles};
+use pushdown::{
+    CallEnd, EXITS, Ended, History, Link, MappingKind, Registers, Runner, Stamps, ToCaller, ToExecutor, cycles,
+};
 
 use crate::arrival::Arrival;
 use crate::limit::Limits;
@@ -90,9 +92,9 @@ pub(crate) struct Executor {
 impl Executor {
     /// # Errors
     /// Of the operating system.
-    pub(crate) fn new(link: Link, faults: UserFaults, limits: Limits) -> Result<Executor, Errno> {
-        let (contexts_max, memory_pages) = (link.area().contexts() as usize, link.area().memory_pages());
-        let settings = CoherenceSettings { contexts_max, ..CoherenceSettings::default() };
+    pub(crate) fn new(link: Link, contexts: u32, faults: UserFaults, limits: Limits) -> Result<Executor, Errno> {
+        let memory_pages = link.area().memory_pages();
+        let settings = CoherenceSettings { contexts_max: contexts as usize, ..CoherenceSettings::default() };
         Ok(Executor {
             link: Box::leak(Box::new(link)),
             side: ExecutorSide::new(settings),
@@ -228,14 +230,16 @@ impl Executor {
             self.limits.queue(call);
         }
         for output in &out {
-            if let Output::Send(
-                CoherenceToCaller::CancelAnswer { call, removed: true }
-                | CoherenceToCaller::Reply { call, outcome: CallOutcome::Busy, .. },
-            ) = output
-            {
-                self.starts.remove(call);
-                self.limits.leave_queue(*call);
-            }
+            let (call, end) = match output {
+                Output::Send(CoherenceToCaller::CancelAnswer { call, removed: true }) => (call, CallEnd::Cancelled),
+                Output::Send(CoherenceToCaller::Reply { call, outcome: CallOutcome::Busy, .. }) => {
+                    (call, CallEnd::Busy)
+                }
+                _ => continue,
+            };
+            self.starts.remove(call);
+            self.limits.leave_queue(*call);
+            self.link.area().count_end(end);
         }
         self.carry_out(out, Some((arrival, &body)))?;
         self.evict_beyond_memory()?;
@@ -433,6 +437,11 @@ impl Executor {
     /// A function has ended, perhaps because its time was over.
     pub(crate) fn end_function(&mut self, context: u32, call: CallId, ended: Ended, stamps: Stamps, is_killed: bool) {
         self.limits.end(context);
+        self.link.area().count_end(match ended.signal {
+            _ if is_killed => CallEnd::Killed,
+            0 | EXITS => CallEnd::Returned,
+            _ => CallEnd::Signalled,
+        });
         self.running.remove(&call);
         self.returned.remove(&call);
         let mut out = Vec::new();

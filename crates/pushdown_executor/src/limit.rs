@@ -99,18 +99,21 @@ impl Limits {
     /// A call waits for its turn.
     pub(crate) fn queue(&mut self, call: CallId) {
         self.queued.insert(call, now());
+        self.area.set_waiting(self.queued.len() as u32);
     }
 
     /// A call does not wait any more: its turn has come, or it was cancelled.
     pub(crate) fn leave_queue(&mut self, call: CallId) {
         if let Some(since) = self.queued.remove(&call) {
             self.area.add_queued(now().saturating_sub(since));
+            self.area.set_waiting(self.queued.len() as u32);
         }
     }
 
     /// A thread begins the function of a call.
     pub(crate) fn begin(&mut self, context: u32, thread: u32, call: CallId, limit: Option<NonZeroU32>) {
         self.leave_queue(call);
+        self.area.count_begin();
         let end = limit.map(|limit| now().saturating_add(Duration::from_millis(limit.get().into())));
         if let Some(running) = self.running.get_mut(context as usize) {
             *running = Some(Running { call, thread, end });

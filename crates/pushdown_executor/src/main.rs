@@ -20,12 +20,19 @@
 //! 3. `SIGSYS`: a system call, which the caller makes.
 //! 4. Any other signal of an instruction, or one of these without a remedy, ends the function.
 //! 5. `SIGXCPU`: the function's time is over, which ends it too (`limit`).
+//!
+//! # Confinement
+//! Whoever starts it, it closes all files but its socket, and has a filter of system calls (`sandbox`). If the role *executors* starts it, it
+//! has namespaces of its own: no process, network or file of the host can be named there. It leaves the host's file system once the
+//! loader and the kernel's list of its mappings were needed for the last time (`empty_root`).
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
 
+mod arguments;
 mod arrival;
 mod begin;
 mod context;
+mod empty_root;
 mod executor;
 mod function;
 mod limit;
