@@ -29,8 +29,9 @@ const LAYERS: &[(&str, u32)] = &[
     ("storage_copies", 2),
     ("page_coherence", 2),
     ("pushdown", 3),
-    ("pushdown_caller", 4),
     ("pushdown_executor", 4),
+    ("executors", 4),
+    ("pushdown_caller", 5),
     ("sift", 3),
     ("raft", 3),
     ("farmem", 3),
@@ -82,6 +83,7 @@ const UNSAFE: &[&str] = &[
     "pushdown",
     "pushdown_caller",
     "pushdown_executor",
+    "executors",
 ];
 /// Files of other crates that may: the vector instructions of the P-256 verifier (ADR 34), and measured functions that share pages
 /// without coherence (ADR 54).
