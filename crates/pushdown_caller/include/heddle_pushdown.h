@@ -78,6 +78,10 @@
  *   not answer for the time in the options, it is given up, as if it had ended, and killed. A message on standard error says so after a
  *   quarter of that time. Time in which this process was stopped does not count.
  *
+ *   The executor is a child of this process, or belongs to the role "executors" if the options or HEDDLE_EXECUTORS name its socket. The
+ *   role limits the executor's memory and processor time, and lets it see nothing of the host. If it ends the executor, or the executor ends
+ *   otherwise, heddle_pushdown_reason() says why.
+ *
  * Threads and processes
  *
  *   All functions here may be called by several threads at the same time, except heddle_pushdown_open(). None may be called by
@@ -161,8 +165,8 @@ enum {
 struct heddle_pushdown_options {
     /* Always sizeof(struct heddle_pushdown_options): later versions may have more members. */
     size_t size;
-    /* Path of the executor's program. NULL: the value of HEDDLE_EXECUTOR in the environment; without it, "heddle-executor" in the
-     * folder of this library. */
+    /* Path of the executor's program, which this process starts. NULL: the value of HEDDLE_EXECUTOR in the environment; without it,
+     * "heddle-executor" in the folder of this library. */
     const char *executor;
     /* How many functions may run at the same time; further calls wait for their turn. 0: 1. */
     unsigned contexts;
@@ -170,7 +174,10 @@ struct heddle_pushdown_options {
     unsigned limit_ms;
     /* For how many milliseconds the executor may be silent before it is given up. 0: 10,000. */
     unsigned silence_ms;
-    /* A folder for a file of pages that the executor has no memory for, or NULL: then it keeps all pages in memory. Nothing is left of the
+    /* Path of the socket of the role "executors" (heddle farmem executors), which then starts the executor, confined and limited. It is
+     * looked at before `executor`. NULL: `executor`; if that is NULL too, the value of HEDDLE_EXECUTORS in the environment. */
+    const char *executors;
+    /* A folder for a file of pages that the executor has no memory for, or NULL: then it keeps all pages in memory. Not with `executors`. Nothing is left of the
      * file when the executor ends. */
     const char *storage;
     /* With storage: how many bytes of pages the executor keeps in memory, at least 1 MiB. Functions use more at the speed of the file. */
@@ -275,9 +282,13 @@ struct heddle_pushdown_failure {
  * After a failure the process runs as if it had never called. */
 int heddle_pushdown_open(const struct heddle_pushdown_options *options);
 
-/* Why heddle_pushdown_open() failed last in this process: a sentence in English, or "" if it has not failed. The text stays valid until
- * heddle_pushdown_open() fails again. */
+/* Why heddle_pushdown_open() failed last in this process, or, once a call was HEDDLE_PUSHDOWN_LOST, why the executor has ended: a sentence in
+ * English, or "" if neither has happened. The text stays valid until heddle_pushdown_open() fails again, or this function is called again. */
 const char *heddle_pushdown_reason(void);
+
+/* The number of the executor's process: a child of this process, or a process that the role "executors" has started. 0 if there is none.
+ * It stays the number after the executor has ended. */
+int heddle_pushdown_process(void);
 
 /* Runs function(argument) in the executor and waits until it has ended. What this process had written is visible to the function, and
  * what the function wrote is visible here afterwards.

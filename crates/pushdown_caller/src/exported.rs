@@ -4,17 +4,21 @@
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_void};
 use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use bare::system_call::set_errno;
+use bare::system_call::{pause, set_errno};
 
 use crate::call::{is_in_call, push_down};
+use crate::executor_start::ExecutorSource;
+use crate::executor_storage::ExecutorStorage;
 use crate::exported_terms::{set_limit, usual_terms};
 use crate::failure::{Failure, LOST, OK, REFUSED, tell};
+use crate::stacks::on_private_stack;
 use crate::synchronise::mode_of;
 use crate::terms::Terms;
-use crate::wait::is_open;
+use crate::wait::{CALLER, is_open};
 use crate::{far, open};
 
 /// `struct heddle_pushdown_options`.
@@ -25,13 +29,16 @@ pub struct OpenOptions {
     contexts: u32,
     limit_ms: u32,
     silence_ms: u32,
+    executors: *const c_char,
     storage: *const c_char,
     memory: usize,
 }
 
-/// Its size before it had limits, and before it had storage.
+/// Its size before it had limits, and before it had the role's socket and storage.
 const OPTIONS_BYTES_MIN: usize = 24;
-const OPTIONS_BYTES_WITHOUT_STORAGE: usize = 32;
+const OPTIONS_BYTES_WITH_LIMITS: usize = 32;
+/// For how long the reason of an executor's end is waited for, in milliseconds.
+const REASON_WITHIN_MS: u32 = 1500;
 
 /// Why opening failed.
 static REASON: Mutex<Option<CString>> = Mutex::new(None);
@@ -57,22 +64,27 @@ pub unsafe extern "C" fn heddle_pushdown_open(options: *const OpenOptions) -> i3
             if size < OPTIONS_BYTES_MIN {
                 return refuse("the options are of an unknown version");
             }
+            let path = |text: *const c_char| PathBuf::from(OsStr::from_bytes(CStr::from_ptr(text).to_bytes()));
             let executor = (&raw const (*options).executor).read();
             if !executor.is_null() {
-                settings.executor = Some(CStr::from_ptr(executor).to_string_lossy().into_owned());
+                settings.source = ExecutorSource::Program(path(executor));
             }
             settings.contexts = (&raw const (*options).contexts).read().max(1);
-            if size >= OPTIONS_BYTES_WITHOUT_STORAGE {
+            if size >= size_of::<OpenOptions>() {
+                let executors = (&raw const (*options).executors).read();
+                if !executors.is_null() {
+                    settings.source = ExecutorSource::Role(path(executors));
+                }
+                let (storage, memory_bytes) =
+                    ((&raw const (*options).storage).read(), (&raw const (*options).memory).read());
+                if !storage.is_null() {
+                    settings.storage = Some(ExecutorStorage { folder: path(storage), memory_bytes });
+                }
+            }
+            if size >= OPTIONS_BYTES_WITH_LIMITS {
                 let silence_ms = (&raw const (*options).silence_ms).read();
                 settings.silence = (silence_ms > 0).then(|| Duration::from_millis(silence_ms.into()));
                 limit_ms = (&raw const (*options).limit_ms).read();
-            }
-            if size >= size_of::<OpenOptions>() {
-                let storage = (&raw const (*options).storage).read();
-                if !storage.is_null() {
-                    let folder = OsStr::from_bytes(CStr::from_ptr(storage).to_bytes()).into();
-                    settings.storage = Some((folder, (&raw const (*options).memory).read()));
-                }
             }
         }
     }
@@ -97,7 +109,39 @@ pub extern "C" fn heddle_pushdown_reason() -> *const c_char {
     if is_in_call() {
         return c"".as_ptr();
     }
+    if is_open()
+        && let Some(reason) = end_reason()
+    {
+        refuse(&reason);
+    }
     REASON.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(c"".as_ptr(), |reason| reason.as_ptr())
+}
+
+/// Why the executor was lost, if it was. The library's thread may be waiting for the role to say so.
+fn end_reason() -> Option<String> {
+    for _ in 0..REASON_WITHIN_MS {
+        let (reason, is_coming) = on_private_stack(|_, _| {
+            let held = CALLER.acquire();
+            let caller = held.as_ref()?;
+            let reason = caller.watch.end_reason().filter(|_| caller.is_lost()).map(str::to_owned);
+            Some((reason, caller.unexplained().is_some()))
+        })?;
+        if reason.is_some() || !is_coming {
+            return reason;
+        }
+        pause(1000);
+    }
+    None
+}
+
+/// `heddle_pushdown_process`.
+#[unsafe(no_mangle)]
+pub extern "C" fn heddle_pushdown_process() -> i32 {
+    if is_in_call() || !is_open() {
+        return 0;
+    }
+    let number = on_private_stack(|_, _| CALLER.acquire().as_ref().map(|caller| caller.watch.process().number()));
+    number.map_or(0, |number| number as i32)
 }
 
 /// `heddle_pushdown`.
@@ -116,6 +160,8 @@ pub unsafe extern "C" fn heddle_pushdown(
     // SAFETY: as the caller answers for.
     unsafe { tell(outcome, failure) }
 }
+
+const _: () = assert!(size_of::<OpenOptions>() == 56, "as the header says");
 
 /// `heddle_far_map`.
 #[unsafe(no_mangle)]
@@ -138,5 +184,3 @@ pub extern "C" fn heddle_far_evict(start: *mut c_void, bytes: usize) -> i32 {
         None => REFUSED,
     }
 }
-
-const _: () = assert!(size_of::<OpenOptions>() == 48, "as the header says");

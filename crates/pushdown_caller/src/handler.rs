@@ -9,6 +9,8 @@ use bare::signal::handler_of;
 use bare::system_call::{Errno, system_call};
 use bare::thread::start_at;
 
+use crate::caller::Caller;
+use crate::executor_process::ExecutorProcess;
 use crate::places::STACKS;
 use crate::variables::threads;
 use crate::wait::CALLER;
@@ -37,6 +39,13 @@ extern "C" fn run((): &mut ()) -> ! {
     let _ = unsafe { system_call(libc::SYS_prctl, [libc::PR_SET_NAME as usize, NAME.as_ptr() as usize]) };
     let mut looks = 0;
     loop {
+        let unexplained = CALLER.acquire().as_ref().and_then(Caller::unexplained);
+        if let Some(process) = unexplained {
+            let reason = process.end_reason();
+            if let Some(caller) = CALLER.acquire().as_mut() {
+                caller.note_end(reason);
+            }
+        }
         let (link, faults, alarm, pause, is_lost, calls, is_awaiting) = {
             let mut held = CALLER.acquire();
             // It was there before this thread was.
@@ -63,13 +72,15 @@ extern "C" fn run((): &mut ()) -> ! {
         if is_lost || link.may_sleep() {
             sleep(faults, socket, alarm, pause);
         }
-        if !is_lost
-            && !link.drain_socket()
-            && let Some(caller) = CALLER.acquire().as_mut()
-        {
-            // What it has sent before its end counts.
-            caller.handle_messages(false);
-            caller.lose();
+        if !is_lost && !link.drain_socket() {
+            let process = CALLER.acquire().as_ref().map(|caller| caller.watch.process());
+            let reason = process.map(ExecutorProcess::end_reason);
+            if let Some(caller) = CALLER.acquire().as_mut() {
+                // What it has sent before its end counts.
+                caller.handle_messages(false);
+                reason.into_iter().for_each(|reason| caller.note_end(reason));
+                caller.lose();
+            }
         }
     }
 }

@@ -3,14 +3,14 @@
 //! The interface for C is `include/heddle_pushdown.h`, with one for C++ beside it; `farmem::pushdown` is that for Rust. The steps
 //! are at the head of [`pushdown`].
 //!
-//! - `open` makes the program's memory such that the kernel can report its faults, starts the executor and the handler.
+//! - `open` makes the program's memory such that the kernel can report its faults, starts the executor (`executor_start`) and the handler.
 //! - `call` is a thread's way through a call: it leaves its stack, waits, and makes the function's system calls
 //!   (`system_calls`).
 //! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`, and `answers` tells of them; `events`
 //!   is what the kernel and the program do with memory.
 //! - `far` is memory whose home is the executor; `far_memory` knows what the program has of it.
 //! - `terms` are those of calls; `cancel` takes calls back, by `tickets`; `liveness` notices an executor that does not answer, with what
-//!   `watch` knows; `statistics` are `counts` and more; `times` are those of a thread's last call.
+//!   `watch` knows, and `executor_process` ends it; `statistics` are `counts` and more; `times` are those of a thread's last call.
 //! - `synchronise` has the synchronisation points of the weaker modes, `twins` what pages were before they were written, `payload` and `contents` what
 //!   messages carry of pages.
 //! - `handler` is a thread of the library, which serves the faults of the program and the executor's requests.
@@ -36,7 +36,11 @@ mod caller;
 mod cancel;
 mod changes;
 mod contents;
+mod descriptors;
 mod events;
+mod executor_process;
+mod executor_start;
+mod executor_storage;
 mod exported;
 mod exported_counts;
 mod exported_memory;

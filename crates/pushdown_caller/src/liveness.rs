@@ -4,7 +4,8 @@
 //! 1. While calls are open or pages are awaited, the library's thread sends a *ping* twice a second. The executor's service thread answers it.
 //! 2. If an answer is missing for a quarter of the time that the program allows, the library says so; at its end, the executor is
 //!    given up as one that has ended is, and killed.
-//! 3. Time counts only as far as this process runs itself: one that was stopped with its executor must not give it up when both go on.
+//! 3. If the executor is one of the role's, the role says why it has ended; the library's thread waits a second for that, without the lock.
+//! 4. Time counts only as far as this process runs itself: one that was stopped with its executor must not give it up when both go on.
 //!
 //! Nothing is sent while nothing is expected. The library's thread sleeps then, and the first call sets the alarm that wakes it.
 
@@ -14,6 +15,7 @@ use bare::alarm::now;
 use pushdown::ToExecutor;
 
 use crate::caller::Caller;
+use crate::executor_process::ExecutorProcess;
 use crate::message::print;
 use crate::watch::Look;
 
@@ -43,8 +45,23 @@ impl Caller {
                 print(&format!(
                     "the executor of pushed-down functions has not answered for {silent_ms} ms, and is given up"
                 ));
+                self.watch.note_end(format!("it did not answer for {silent_ms} ms"));
                 self.lose();
             }
+        }
+    }
+
+    /// The executor's process, if it is one of the role's, is lost, and nobody knows why.
+    pub(crate) fn unexplained(&self) -> Option<ExecutorProcess> {
+        let process = self.watch.process();
+        (self.is_lost && process.is_of_role() && self.watch.end_reason().is_none()).then_some(process)
+    }
+
+    /// The executor has ended, for this reason, which the program's user should know if it is the role's.
+    pub(crate) fn note_end(&mut self, reason: String) {
+        let line = format!("the executor of pushed-down functions has ended: {reason}");
+        if self.watch.note_end(reason) && self.watch.process().is_of_role() {
+            print(&line);
         }
     }
 

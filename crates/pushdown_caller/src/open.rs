@@ -1,19 +1,14 @@
 //! Opening: from an ordinary program to one whose memory an executor can have.
 //!
-//! This is the only part of the library that uses the C library and the program's environment.
+//! This, and `executor_start`, are the only parts of the library that use the C library and the program's environment.
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, FromRawFd as _, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -23,12 +18,14 @@ use bare::userfault::{
     self, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP, FEATURE_MOVE, FEATURE_WRITE_PROTECT,
     UserFaults,
 };
-use pushdown::{AREA_BYTES, Area, CALLER_PRIVATE, ExecutorState, Link, STORAGE_FILE, Shape, Side, cycles};
+use pushdown::{Link, Shape, Side, cycles};
 
 use crate::caller::Caller;
+use crate::descriptors::keep;
+use crate::executor_start::{ExecutorSource, start_executor};
+use crate::executor_storage::ExecutorStorage;
 use crate::mappings::Mappings;
 use crate::pages::Pages;
-use crate::places::AREA;
 use crate::rseq::{RSEQ_BYTES, RSEQ_OFFSET};
 use crate::times::set_rate;
 use crate::variables::make_anonymous;
@@ -36,15 +33,8 @@ use crate::wait::{is_open, set_open};
 use crate::watch::Watch;
 use crate::{forks, handler};
 
-/// Where the program looks for the executor.
-const EXECUTOR_VARIABLE: &str = "HEDDLE_EXECUTOR";
 /// The link that is to be imitated.
 const LINK_VARIABLE: &str = "HEDDLE_PUSHDOWN_LINK";
-const EXECUTOR_NAME: &str = "heddle-executor";
-/// Descriptors of the library are at least these, so that a program which closes the low ones does not close them.
-const DESCRIPTOR_MIN: i32 = 200;
-/// How long the executor may take to begin.
-const BEGIN_SECONDS: u64 = 30;
 /// How far apart the clock is read twice, to see how fast it runs: to 0.01 %, since a reading is off by 0.1 µs.
 const CLOCKS_APART: Duration = Duration::from_millis(1);
 const CLOCK_READINGS: u32 = 5;
@@ -54,16 +44,16 @@ const STACK_BYTES_MAX: u64 = 64 << 20;
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// What the program chose.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Settings {
-    /// The executor's path; if none, the environment's, or that beside the library.
-    pub(crate) executor: Option<String>,
+    /// Who starts the executor.
+    pub(crate) source: ExecutorSource,
     /// Functions that run at the same time.
     pub(crate) contexts: u32,
     /// After which silence the executor is given up; `None`: [`SILENCE`].
     pub(crate) silence: Option<Duration>,
-    /// The folder of the executor's file for pages, and how many bytes of pages the executor keeps in memory.
-    pub(crate) storage: Option<(PathBuf, usize)>,
+    /// For pages that the executor has no memory for.
+    pub(crate) storage: Option<ExecutorStorage>,
 }
 
 /// A line of `/proc/self/maps`.
@@ -118,11 +108,13 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     let alarm = Alarm(keep(unsafe { OwnedFd::from_raw_fd(alarm.0) })?);
     let rate = cycles_per_nanosecond();
     set_rate(rate);
-    let (area, socket, child) = start_executor(settings, vdso.unwrap_or(0) * PAGE_BYTES as u64, rate)?;
+    let vdso = vdso.unwrap_or(0) * PAGE_BYTES as u64;
+    let started =
+        start_executor(settings.source.clone(), settings.contexts, vdso, link_shape(rate)?, settings.storage.as_ref())?;
     move_variables(&lines)?;
     let pages = Pages::new(faults, outgoing, memory).map_err(|error| format!("pages: error {}", error.0))?;
-    let link = Link::new(area, Side::Caller, socket).with_patience(silence);
-    set_open(Caller::new(link, pages, mappings, Watch::new(silence, child, alarm)));
+    let link = Link::new(started.area, Side::Caller, started.socket).with_patience(silence);
+    set_open(Caller::new(link, pages, mappings, Watch::new(silence, started.process, alarm)));
     forks::prepare(own_segments().code);
     handler::start().map_err(|error| format!("a thread: error {}", error.0))
 }
@@ -190,93 +182,6 @@ unsafe extern "C" fn look_at_object(object: *mut libc::dl_phdr_info, _: usize, f
     1
 }
 
-/// The executor's place: named, or in the environment, or beside the library.
-fn executor(settings: &Settings) -> Result<PathBuf, String> {
-    if let Some(path) = settings.executor.clone().or_else(|| std::env::var(EXECUTOR_VARIABLE).ok()) {
-        return Ok(path.into());
-    }
-    // SAFETY: the structure is filled by the call; the name in it stays as long as the library.
-    let library = unsafe {
-        let mut found: libc::Dl_info = std::mem::zeroed();
-        let known = libc::dladdr(open as *const c_void, &mut found) != 0 && !found.dli_fname.is_null();
-        known.then(|| PathBuf::from(CStr::from_ptr(found.dli_fname).to_string_lossy().into_owned()))
-    };
-    let folder = library.as_ref().and_then(|library| library.parent());
-    folder
-        .map(|folder| folder.join(EXECUTOR_NAME))
-        .ok_or_else(|| format!("set {EXECUTOR_VARIABLE} to the executor's path"))
-}
-
-/// Starts the executor, and waits until it can be called. `rate` is that of the clock. Returns the area, the socket and a descriptor of the process.
-fn start_executor(settings: &Settings, vdso: u64, rate: f64) -> Result<(Area, i32, i32), String> {
-    let path = executor(settings)?;
-    let wrong = |what: &str, error: &dyn std::fmt::Display| format!("{what}: {error}");
-    // SAFETY: the name is a string of C; the kernel gives the descriptor to us alone.
-    let file = unsafe { OwnedFd::from_raw_fd(libc::memfd_create(c"pushdown".as_ptr(), libc::MFD_CLOEXEC)) };
-    let file = File::from(file);
-    file.set_len(AREA_BYTES as u64).map_err(|error| wrong("shared memory", &error))?;
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE);
-    // SAFETY: the kernel refuses to replace a mapping.
-    let mapped = unsafe { libc::mmap(AREA as *mut c_void, AREA_BYTES, protection, flags, file.as_raw_fd(), 0) };
-    if mapped as usize != AREA {
-        let range = CALLER_PRIVATE;
-        return Err(format!("the program uses addresses from {:#x} on, where the library has its memory", range.start));
-    }
-    // SAFETY: it was just mapped, and stays if the executor begins.
-    let area = unsafe { Area::at(AREA) };
-    let memory_pages = settings.storage.as_ref().map(|(_, bytes)| (bytes / PAGE_BYTES) as u64);
-    area.prepare(settings.contexts, vdso, link_shape(rate)?, memory_pages);
-    let storage = settings.storage.as_ref().map(|(folder, _)| storage_file(folder)).transpose()?;
-    let (ours, theirs) = UnixStream::pair().map_err(|error| wrong("a socket", &error))?;
-    let socket = keep(ours.into())?;
-    let mut command = Command::new(&path);
-    // A C library whose memory is gone must not have the kernel write to it.
-    command.env_clear().env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
-    command.stdin(OwnedFd::from(theirs)).stdout(file);
-    if let Some(storage) = storage.as_ref().map(AsRawFd::as_raw_fd) {
-        let pass = move || match unsafe { libc::dup2(storage, STORAGE_FILE) } {
-            -1 => Err(io::Error::last_os_error()),
-            _ => Ok(()),
-        };
-        // SAFETY: the child makes one system call, before it executes the program.
-        unsafe { command.pre_exec(pass) };
-    }
-    let started = command.spawn().map_err(|error| wrong(&path.display().to_string(), &error));
-    let child = started.and_then(|mut started| {
-        let child = descriptor_of(&started);
-        wait_for(&area, &mut started).and(child)
-    });
-    match child {
-        Ok(child) => Ok((area, socket, child)),
-        Err(reason) => {
-            // SAFETY: nothing uses the area any more, and the next try maps another one.
-            unsafe { libc::munmap(AREA as *mut c_void, AREA_BYTES) };
-            Err(reason)
-        }
-    }
-}
-
-/// A file without a name, for pages that the executor's memory has no room for.
-fn storage_file(folder: &Path) -> Result<OwnedFd, String> {
-    let mut options = File::options();
-    options.read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE);
-    let file = options.open(folder).map_err(|error| format!("a file in {}: {error}", folder.display()))?;
-    let kept = keep(file.into())?;
-    // SAFETY: the descriptor was just made, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(kept) })
-}
-
-/// A descriptor of a child, which means this process for ever: the program may wait for all of its children.
-fn descriptor_of(child: &Child) -> Result<i32, String> {
-    // SAFETY: the call has no memory argument; the kernel gives the descriptor to us alone.
-    let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id() as libc::pid_t, 0) };
-    if descriptor < 0 {
-        return Err(format!("a descriptor of the executor: {}", io::Error::last_os_error()));
-    }
-    // SAFETY: as above.
-    keep(unsafe { OwnedFd::from_raw_fd(descriptor as i32) })
-}
-
 /// The link that is to be imitated, for measurements: its latency in nanoseconds and its bytes a second, with a comma between.
 fn link_shape(per_nanosecond: f64) -> Result<Shape, String> {
     let Ok(text) = std::env::var(LINK_VARIABLE) else { return Ok(Shape::default()) };
@@ -307,39 +212,6 @@ fn clocks() -> (Instant, u64) {
     };
     let (_, best) = (0..CLOCK_READINGS).map(read).min_by_key(|(apart, _)| *apart).expect("there are several");
     best
-}
-
-#[allow(clippy::disallowed_methods)] // The program has one thread, which has nothing else to do.
-fn wait_for(area: &Area, executor: &mut Child) -> Result<(), String> {
-    let begun = Instant::now();
-    loop {
-        match area.state() {
-            ExecutorState::Ready => return Ok(()),
-            ExecutorState::Failed { error, step } => {
-                let _ = executor.wait();
-                let error = io::Error::from_raw_os_error(error as i32);
-                return Err(format!("the executor cannot begin, at step {step}: {error}"));
-            }
-            ExecutorState::Starting => {}
-        }
-        if let Ok(Some(status)) = executor.try_wait() {
-            return Err(format!("the executor has ended: {status}"));
-        }
-        if begun.elapsed() > Duration::from_secs(BEGIN_SECONDS) {
-            let _ = executor.kill();
-            return Err(format!("the executor did not begin within {BEGIN_SECONDS} s"));
-        }
-        std::thread::sleep(Duration::from_micros(200));
-    }
-}
-
-/// Moves a descriptor out of the program's way.
-fn keep(file: OwnedFd) -> Result<i32, String> {
-    // SAFETY: the call has no memory argument.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, DESCRIPTOR_MIN) } {
-        -1 => Err(format!("a descriptor: {}", io::Error::last_os_error())),
-        kept => Ok(kept),
-    }
 }
 
 /// As [`keep`], for a userfaultfd.

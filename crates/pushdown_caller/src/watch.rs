@@ -1,11 +1,10 @@
 //! What the library's thread knows of an executor from which something is expected, and when it wakes to find out (`liveness`).
 
-#![allow(unsafe_code)]
-
 use std::time::Duration;
 
 use bare::alarm::{Alarm, now};
-use bare::system_call::system_call;
+
+use crate::executor_process::ExecutorProcess;
 
 /// How often the executor is asked.
 const PING_EVERY: Duration = Duration::from_millis(500);
@@ -33,8 +32,9 @@ pub(crate) enum Look {
 pub(crate) struct Watch {
     /// After which silence the executor is given up.
     silence_max: Duration,
-    /// The executor's process, if it is a child (a pidfd); -1 if not.
-    child: i32,
+    process: ExecutorProcess,
+    /// Why the executor has ended, once that is known.
+    end_reason: Option<String>,
     /// When it last looked; `None` if nothing was expected then.
     looked_at: Option<Duration>,
     /// For how long an answer has been missing.
@@ -55,10 +55,11 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    pub(crate) fn new(silence_max: Duration, child: i32, alarm: Alarm) -> Watch {
+    pub(crate) fn new(silence_max: Duration, process: ExecutorProcess, alarm: Alarm) -> Watch {
         Watch {
             silence_max,
-            child,
+            process,
+            end_reason: None,
             looked_at: None,
             silence: Duration::ZERO,
             asked: 0,
@@ -77,14 +78,26 @@ impl Watch {
         self.alarm
     }
 
+    /// The executor's process.
+    pub(crate) fn process(&self) -> ExecutorProcess {
+        self.process
+    }
+
     /// Ends the executor. It may have ended already.
     pub(crate) fn kill(&self) {
-        if self.child >= 0 {
-            // SAFETY: the call has no memory argument that is not null.
-            let _ = unsafe {
-                system_call(libc::SYS_pidfd_send_signal, [self.child as usize, libc::SIGKILL as usize, 0, 0])
-            };
-        }
+        self.process.kill();
+    }
+
+    /// The executor has ended, for this reason. The first one that is known counts. Returns whether this is it.
+    pub(crate) fn note_end(&mut self, reason: String) -> bool {
+        let is_first = self.end_reason.is_none();
+        self.end_reason.get_or_insert(reason);
+        is_first
+    }
+
+    /// Why the executor has ended, if that is known.
+    pub(crate) fn end_reason(&self) -> Option<&str> {
+        self.end_reason.as_deref()
     }
 
     /// The library's thread has to be awake at this time.

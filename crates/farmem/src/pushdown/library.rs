@@ -23,11 +23,12 @@ struct LibraryOptions {
     contexts: c_uint,
     limit_ms: c_uint,
     silence_ms: c_uint,
+    executors: *const c_char,
     storage: *const c_char,
     memory: usize,
 }
 
-const _: () = assert!(size_of::<LibraryOptions>() == 48);
+const _: () = assert!(size_of::<LibraryOptions>() == 56);
 
 /// The result of a call that ended with this kind.
 pub(super) fn check(kind: c_int, failure: &Failure, torn: Torn) -> Result<(), PushdownError> {
@@ -119,6 +120,7 @@ impl Library {
     /// Starts the executor.
     pub(super) fn open(&self, options: &PushdownOptions) -> Result<(), PushdownError> {
         let executor = options.executor.as_deref().map(to_c_string).transpose()?;
+        let executors = options.executors.as_deref().map(to_c_string).transpose()?;
         let storage = options.storage.as_ref().map(|storage| to_c_string(&storage.folder)).transpose()?;
         let memory = options.storage.as_ref().map_or(0, |storage| storage.memory_bytes);
         let options = LibraryOptions {
@@ -127,6 +129,7 @@ impl Library {
             contexts: options.contexts,
             limit_ms: milliseconds(options.limit),
             silence_ms: milliseconds(options.silence),
+            executors: executors.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
             storage: storage.as_ref().map_or(ptr::null(), |path| path.as_ptr()),
             memory: usize::try_from(memory).unwrap_or(usize::MAX),
         };

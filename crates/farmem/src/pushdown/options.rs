@@ -12,6 +12,9 @@ pub struct PushdownOptions {
     /// The executor's program. `None`: the value of `HEDDLE_EXECUTOR` in the environment; without it, `heddle-executor` beside the
     /// library.
     pub executor: Option<PathBuf>,
+    /// The socket of the role *executors* (`heddle farmem executors`), which then starts the executor, confined and limited; it is looked at before
+    /// `executor`. `None`: if `executor` is `None` too, the value of `HEDDLE_EXECUTORS` in the environment.
+    pub executors: Option<PathBuf>,
     /// How many functions may run at the same time; others wait for their turn. 0 means 1.
     pub contexts: u32,
     /// How long a closure may run whose terms do not say; `None`: for ever. A longer one is ended in the middle, as by a signal.
