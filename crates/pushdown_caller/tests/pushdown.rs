@@ -1,6 +1,8 @@
 //! Programs in C and C++ that push functions down: `programs/features.c` and `programs/features.cpp`, one test a case. Those of one thread
 //! run in each mode of coherence; `programs/modes.c` has what the modes differ in.
 //!
+//! With `HEDDLE_TEST_EXECUTORS=1` in the environment the role *executors* runs the executors of all cases.
+//!
 //! The executor's program is built with its own test (`--test executor`), or by `cargo build --package heddle-pushdown-executor` with the
 //! same profile.
 
@@ -9,12 +11,17 @@
     reason = "the clock limits a case, and files of tests need not outlive a loss of power"
 )]
 
+mod running;
+
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+use running::compiled::{self, compile, executor};
+use running::role_process::RoleProcess;
 
 /// A case that takes longer hangs; `HEDDLE_STRESS_SECONDS` is added for those that run for that time.
 const CASE_TIMEOUT: Duration = Duration::from_secs(180);
@@ -189,14 +196,6 @@ fn run_case(program: &str, case: &str, mode: &str) -> Run {
     run_with(program, case, mode, &executor(), &[])
 }
 
-/// The executor's program.
-fn executor() -> PathBuf {
-    let executor =
-        library_folder().parent().expect("the folder of tests is in that of programs").join("heddle-executor");
-    assert!(executor.exists(), "{} is missing: build the package heddle-pushdown-executor first", executor.display());
-    executor
-}
-
 fn run_with(program: &str, case: &str, mode: &str, executor: &Path, variables: &[(&str, &str)]) -> Run {
     let _one = ONE_CASE.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut child, output) = start(program, case, mode, executor, variables);
@@ -222,6 +221,9 @@ fn start(program: &str, case: &str, mode: &str, executor: &Path, variables: &[(&
     let mut command = Command::new(folder().join(program));
     command.arg(case).env("HEDDLE_EXECUTOR", executor).env("PUSHDOWN_MODE", mode).stdin(Stdio::null()).process_group(0);
     command.envs(variables.iter().copied());
+    if let Some(role) = role().filter(|_| executor.exists()) {
+        command.env("HEDDLE_EXECUTORS", role);
+    }
     // Cargo sets it, and an older build of the library may lie there.
     command.env_remove("LD_LIBRARY_PATH");
     command.stdout(File::create(&output.stdout).expect("the folder is writable"));
@@ -250,30 +252,9 @@ fn case_timeout() -> Duration {
     CASE_TIMEOUT + Duration::from_secs(stress.unwrap_or(0))
 }
 
-/// Where the library is, which cargo builds with this test: beside it.
-fn library_folder() -> PathBuf {
-    let test = std::env::current_exe().expect("the test has a file");
-    let library = test.with_file_name("libheddle_pushdown.so");
-    assert!(library.exists(), "{} is missing", library.display());
-    test.parent().expect("it is in a folder").to_path_buf()
-}
-
-/// The folder with the compiled programs, which this process compiles. A later run removes it.
+/// The folder with the compiled programs.
 fn folder() -> &'static Path {
-    const PREFIX: &str = "pushdown-";
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        for entry in fs::read_dir(parent).expect("cargo makes the folder").flatten() {
-            let name = entry.file_name();
-            let process = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-            if process.is_some_and(|process| !Path::new("/proc").join(process).exists()) {
-                let _ = fs::remove_dir_all(entry.path());
-            }
-        }
-        let folder = parent.join(format!("{PREFIX}{}", std::process::id()));
-        fs::create_dir_all(&folder).expect("the target folder is writable");
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs");
+    compiled::folder(|folder| {
         let c = [
             "features.c",
             "memory.c",
@@ -293,19 +274,15 @@ fn folder() -> &'static Path {
             "measured.c",
             "silence.c",
         ];
-        compile("cc", &[], &c.map(|file| sources.join(file)), &folder.join("c"));
-        compile("c++", &["-std=c++17"], &[sources.join("features.cpp")], &folder.join("cpp"));
-        folder
+        compile("cc", &[], &c, &folder.join("c"));
+        compile("c++", &["-std=c++17"], &["features.cpp"], &folder.join("cpp"));
     })
 }
 
-fn compile(compiler: &str, options: &[&str], sources: &[PathBuf], program: &Path) {
-    let libraries = library_folder();
-    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
-    let mut command = Command::new(compiler);
-    command.args(options).args(["-O1", "-g", "-pthread", "-Wall", "-Wextra", "-I"]).arg(include);
-    command.arg("-o").arg(program).args(sources).arg("-L").arg(&libraries).arg("-lheddle_pushdown");
-    command.arg(format!("-Wl,-rpath,{}", libraries.display()));
-    let output = command.output().expect("compilers for C and C++ are installed, as for a dependency");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+/// The socket of the role that runs all executors, if that is wanted.
+fn role() -> Option<PathBuf> {
+    static ROLE: OnceLock<Mutex<RoleProcess>> = OnceLock::new();
+    std::env::var_os("HEDDLE_TEST_EXECUTORS")?;
+    let role = ROLE.get_or_init(|| Mutex::new(RoleProcess::start(&folder().join("role"), "")));
+    Some(role.lock().unwrap_or_else(PoisonError::into_inner).socket.clone())
 }

@@ -143,7 +143,9 @@ void busy_is_not_frozen(void);
 void stopped_together(void);
 
 // failures.c, for others
-pid_t child_of_this_process(void);
+pid_t executor_process(void);
+void stop_executor(pid_t executor);
+void wait_for_end_of(pid_t executor);
 int call_deeply(void (*function)(void *), struct heddle_pushdown_failure *failure);
 
 #endif

@@ -212,22 +212,50 @@ static void runs_for_ever(void *argument) {
     for (;;) __builtin_ia32_pause();
 }
 
-// Children belong to the thread that has started them.
-pid_t child_of_this_process(void) {
-    pid_t child = 0;
-    DIR *threads = opendir("/proc/self/task");
+pid_t executor_process(void) {
+    pid_t executor = heddle_pushdown_process();
+    CHECK(executor > 0);
+    return executor;
+}
+
+// The state of a thread or a process, as the kernel shows it; 0 if it is gone.
+static char state_of(const char *path) {
+    FILE *file = fopen(path, "r");
+    if (file == NULL) return 0;
+    char line[512] = "", *end = NULL;
+    if (fgets(line, sizeof line, file) != NULL) end = strrchr(line, ')');
+    fclose(file);
+    return end == NULL ? 0 : end[2];
+}
+
+static int are_all_stopped(pid_t process) {
+    char path[512];
+    snprintf(path, sizeof path, "/proc/%d/task", process);
+    DIR *threads = opendir(path);
     CHECK(threads != NULL);
-    for (struct dirent *thread; child == 0 && (thread = readdir(threads)) != NULL;) {
-        char name[300];
-        snprintf(name, sizeof name, "/proc/self/task/%s/children", thread->d_name);
-        FILE *children = fopen(name, "r");
-        if (children == NULL) continue;
-        if (fscanf(children, "%d", &child) != 1) child = 0;
-        fclose(children);
+    int are_stopped = 1;
+    for (struct dirent *thread; (thread = readdir(threads)) != NULL;) {
+        if (thread->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "/proc/%d/task/%s/stat", process, thread->d_name);
+        are_stopped &= state_of(path) == 'T';
     }
     closedir(threads);
-    CHECK(child > 0);
-    return child;
+    return are_stopped;
+}
+
+// A signal stops one of its threads, which stops the others as soon as it runs; these may go on answering until then.
+void stop_executor(pid_t executor) {
+    CHECK(kill(executor, SIGSTOP) == 0);
+    struct timespec pause = {.tv_nsec = 1000000};
+    while (!are_all_stopped(executor)) nanosleep(&pause, NULL);
+}
+
+// It ends soon after it was killed. It may be a zombie, of this process or of the role that has started it.
+void wait_for_end_of(pid_t executor) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/stat", executor);
+    struct timespec pause = {.tv_nsec = 1000000};
+    for (char state; (state = state_of(path)) != 0 && state != 'Z' && state != 'X';) nanosleep(&pause, NULL);
 }
 
 static void *kills(void *argument) {
@@ -250,7 +278,7 @@ __attribute__((noinline)) int call_deeply(void (*function)(void *), struct heddl
 }
 
 void lost(void) {
-    pid_t executor = child_of_this_process();
+    pid_t executor = executor_process();
     // The dynamic linker finds the function here, and not in the function, which would then have written the linker's variables.
     heddle_syncmem(&is_running, sizeof is_running);
     pthread_t thread;
@@ -277,7 +305,7 @@ static void *thread_calls_for_ever(void *argument) {
 
 // Some of these calls run, and some wait for their turn.
 void lost_calls(void) {
-    pid_t executor = child_of_this_process();
+    pid_t executor = executor_process();
     // The dynamic linker finds the function here, and not in the function, which would then have written the linker's variables.
     heddle_syncmem(&is_running, sizeof is_running);
     pthread_t threads[CALLERS], killer;
@@ -315,12 +343,12 @@ static void *thread_calls_contended(void *argument) {
 
 // At each moment many threads wait for pages that the executor has. The process ends, with a message: this function does not return.
 void lost_faults(void) {
-    pid_t executor = child_of_this_process();
+    pid_t executor = executor_process();
     pthread_t thread;
     CHECK(pthread_create(&thread, NULL, thread_calls_contended, NULL) == 0);
     for (uintptr_t i = 1; i <= CALLERS; i++) CHECK(pthread_create(&thread, NULL, thread_writes_contended, (void *)i) == 0);
     kills(&executor);
-    CHECK(waitpid(executor, NULL, 0) == executor);
+    wait_for_end_of(executor);
     atomic_store(&is_killed, 1);
     for (;;) pause();
 }
@@ -332,6 +360,6 @@ void killed(void) {
     for (uintptr_t i = 1; i <= CALLERS; i++) CHECK(pthread_create(&thread, NULL, thread_writes_contended, (void *)i) == 0);
     struct timespec pause = {.tv_nsec = 1000000};
     while (!atomic_load(&is_running)) nanosleep(&pause, NULL);
-    dprintf(STDOUT_FILENO, "executor %d\n", child_of_this_process());
+    dprintf(STDOUT_FILENO, "executor %d\n", executor_process());
     CALL(runs_for_ever, NULL);
 }

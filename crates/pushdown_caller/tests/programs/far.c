@@ -206,7 +206,7 @@ static void *adds_below(void *argument) {
 
 // More than the executor has memory for: pages go on to storage, changed and unchanged, and come back.
 void far_stored(void) {
-    pid_t executor = child_of_this_process();
+    pid_t executor = executor_process();
     stored = heddle_far_map(STORED, BUDGET);
     CHECK(stored != NULL);
     for (size_t at = 0; at < STORED_WORDS; at++) stored[at] = at;

@@ -11,24 +11,10 @@
 
 static void counts(void *argument) { ++*(int *)argument; }
 
-// It is a zombie: its parent has not asked how it ended. It ends soon after it was killed.
-static void check_ended(pid_t executor) {
-    siginfo_t info = {0};
-    CHECK(waitid(P_PID, (id_t)executor, &info, WEXITED | WNOWAIT) == 0);
-    CHECK(info.si_code == CLD_KILLED && info.si_status == SIGKILL);
-}
-
-// Stops all its threads. A signal stops one, which stops the others as soon as it runs; these may go on answering until then.
-static void stop(pid_t executor) {
-    siginfo_t info = {0};
-    CHECK(kill(executor, SIGSTOP) == 0);
-    CHECK(waitid(P_PID, (id_t)executor, &info, WSTOPPED) == 0 && info.si_code == CLD_STOPPED);
-}
-
 static void *stops_and_continues(void *argument) {
     pid_t executor = *(pid_t *)argument;
     rest(100);
-    stop(executor);
+    stop_executor(executor);
     rest(500);
     CHECK(kill(executor, SIGCONT) == 0);
     return NULL;
@@ -36,9 +22,9 @@ static void *stops_and_continues(void *argument) {
 
 // One that is stopped is given up, and killed. Its call is lost.
 void frozen(void) {
-    pid_t executor = child_of_this_process();
+    pid_t executor = executor_process();
     // Nothing is expected from it, so that nobody notices.
-    stop(executor);
+    stop_executor(executor);
     rest(3000);
     CHECK(kill(executor, SIGCONT) == 0);
     static int count;
@@ -55,13 +41,13 @@ void frozen(void) {
     release(&busy);
     join_caller(&other, HEDDLE_PUSHDOWN_OK);
 
-    stop(executor);
+    stop_executor(executor);
     long begin = milliseconds_now();
     static struct heddle_pushdown_failure failure;
     CHECK(call_deeply(counts, &failure) == HEDDLE_PUSHDOWN_LOST && failure.kind == HEDDLE_PUSHDOWN_LOST);
     long took = milliseconds_now() - begin;
     CHECK(took >= 1500 && took < 20000);
-    check_ended(executor);
+    wait_for_end_of(executor);
     CHECK(statistics_now().lost == 1 && statistics_now().open == 0);
     static struct heddle_pushdown_ticket ticket;
     struct heddle_pushdown_terms terms = {.size = sizeof terms, .ticket = &ticket, .flags = HEDDLE_PUSHDOWN_OR_HERE};
@@ -72,7 +58,7 @@ void frozen(void) {
 static void *stops(void *argument) {
     pid_t executor = *(pid_t *)argument;
     rest(200);
-    stop(executor);
+    stop_executor(executor);
     return NULL;
 }
 
@@ -85,12 +71,12 @@ static void spins(void *argument) {
 
 // A time-out and a ticket of a call that waits in a stopped executor: nobody knows whether it has begun.
 void frozen_queue(void) {
-    pid_t executor = child_of_this_process();
+    pid_t executor = executor_process();
     static struct busy busy;
     static struct caller_thread blocker, waiting;
     start_caller(&blocker, spins, &busy);
     wait_for_begin(&busy);
-    stop(executor);
+    stop_executor(executor);
     waiting.terms.timeout_ms = 100;
     waiting.terms.flags = HEDDLE_PUSHDOWN_OR_HERE | HEDDLE_PUSHDOWN_AGAIN;
     static int count;
@@ -100,14 +86,14 @@ void frozen_queue(void) {
     join_caller(&waiting, HEDDLE_PUSHDOWN_LOST);
     join_caller(&blocker, HEDDLE_PUSHDOWN_LOST);
     CHECK(count == 0);
-    check_ended(executor);
+    wait_for_end_of(executor);
 }
 
 static void writes_all(void *argument) { memset(argument, 7, 64 * PAGE); }
 
 // A thread that waits for memory of a stopped executor, while no call is open: the process ends, with a message.
 void frozen_page(void) {
-    pid_t executor = child_of_this_process();
+    pid_t executor = executor_process();
     char *memory = mmap(NULL, 64 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
     CALL(writes_all, memory);
@@ -118,16 +104,16 @@ void frozen_page(void) {
 
 // More than the ring holds, for an executor that takes nothing.
 void frozen_ring(void) {
-    pid_t executor = child_of_this_process();
+    pid_t executor = executor_process();
     size_t bytes = 64 * MIB;
     char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(memory != MAP_FAILED);
     static int count;
     CALL(counts, memory);
     memset(memory, 3, bytes);
-    stop(executor);
+    stop_executor(executor);
     CHECK(heddle_syncmem(memory, bytes) == HEDDLE_PUSHDOWN_LOST && count == 0);
-    check_ended(executor);
+    wait_for_end_of(executor);
 }
 
 static void computes(void *argument) {
@@ -144,7 +130,7 @@ void busy_is_not_frozen(void) {
 
 // This process is stopped with its executor, and goes on before that does.
 void stopped_together(void) {
-    pid_t executor = child_of_this_process(), this = getpid();
+    pid_t executor = executor_process(), this = getpid();
     static struct busy busy;
     static struct caller_thread other;
     start_caller(&other, stays, &busy);
