@@ -11,7 +11,7 @@ use pushdown::STORAGE_FILE;
 use crate::limit::LIMIT_SIGNAL;
 
 /// The system calls of this program once it has begun. None opens a file, a connection or a process. Functions make none at all.
-const CALLS: [libc::c_long; 14] = [
+const CALLS: [libc::c_long; 15] = [
     libc::SYS_recvfrom,
     libc::SYS_sendto,
     libc::SYS_poll,
@@ -24,6 +24,7 @@ const CALLS: [libc::c_long; 14] = [
     libc::SYS_rt_sigreturn,
     libc::SYS_exit_group,
     libc::SYS_restart_syscall,
+    libc::SYS_sched_yield,
     libc::SYS_clock_gettime,
     libc::SYS_timerfd_settime,
 ];

@@ -31,7 +31,7 @@ const STEPS_PER_READ: u64 = 60;
 const NONE_DIVISOR: u64 = 100;
 /// Pages that both sides write, and writes of each.
 const SHARED_PAGES: usize = 16;
-const FALSE_SHARING_WRITES: u64 = 20_000;
+const FALSE_SHARING_WRITES: u64 = 2_000_000;
 /// Operations of each side under contention.
 const OPERATIONS: u64 = 2_000_000;
 /// Pages over which faults are measured.
