@@ -78,7 +78,10 @@ pub use error::{Error, Lost};
 pub use guard::guard;
 pub use page::{GROUP_PAGES, PAGE_BYTES, PageGroup, PageNumber, PageRange, REGION_PAGES_MAX};
 pub use pool_store::{PoolStore, StoreUsage};
-pub use program::{ProgramServer, ProgramServerConfig, ProgramStats};
+pub use program::{
+    AccessProfile, AccessRun, CodeAddress, CodeObject, CodeSite, ProfileConfig, ProgramServer, ProgramServerConfig,
+    ProgramStats, ReturnAddress, SiteAccesses,
+};
 pub use region::{Region, RegionConfig};
 pub use storage_tier::{FileStorage, StorageTier};
 pub use store::{PageStore, StoreError, StoreFuture};

@@ -76,6 +76,8 @@ impl Home for OwnMemory {
         unreachable!("no event but the page fault is asked for");
     }
 
+    fn note_remote_access(&self, _: u32, _: u64) {}
+
     fn note_loss(&self, range: PageRange, node: &str) {
         self.site.note(range, node);
     }

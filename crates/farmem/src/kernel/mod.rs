@@ -7,5 +7,6 @@ pub(crate) mod dropping;
 pub(crate) mod eviction_buffer;
 pub(crate) mod mapping;
 pub(crate) mod placement;
+pub(crate) mod process_memory;
 pub(crate) mod signals;
 pub(crate) mod userfault;

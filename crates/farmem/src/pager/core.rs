@@ -185,6 +185,9 @@ pub(crate) trait Home: Send + Sync {
     /// The process has forked; the userfaultfd is that of the child.
     fn forked(&self, core: &PagerCore, child: UserFaults);
 
+    /// A thread needs a page from the store, and waits at least until this has returned. `pages_ahead` more were asked for.
+    fn note_remote_access(&self, thread: u32, pages_ahead: u64);
+
     /// Notes lost pages, before they are poisoned.
     fn note_loss(&self, range: PageRange, node: &str);
 

@@ -68,14 +68,14 @@ impl Handler<'_> {
         let arrived_at = rt::now();
         // The buffer of evicted pages is registered too, and never touched while a page of it is absent.
         if let Some(page) = self.core.page_at(fault.address) {
-            let access = if fault.is_write { PageAccess::Write } else { PageAccess::Read };
-            self.serve(page, access).await;
+            self.serve(page, fault).await;
         }
         self.placement.note_served(arrived_at.elapsed());
     }
 
-    async fn serve(&mut self, page: PageNumber, access: PageAccess) {
+    async fn serve(&mut self, page: PageNumber, fault: PageFault) {
         let core = self.core;
+        let access = if fault.is_write { PageAccess::Write } else { PageAccess::Read };
         let range = PageRange::of(page);
         let (address, bytes) = (core.address(range), range.bytes() as u64);
         let mut waits_since: Option<Instant> = None;
@@ -111,7 +111,11 @@ impl Handler<'_> {
                 core.or_end("cannot map zeros", core.faults.zero(core.address(range), range.bytes() as u64));
                 core.table().filled(range);
             }
-            FaultPlan::Fill { writable, ahead } => self.fill(range, writable, ahead).await,
+            FaultPlan::Fill { writable, ahead } => {
+                let pages_ahead = ahead.iter().map(|range| u64::from(range.pages)).sum();
+                core.home.note_remote_access(fault.thread, pages_ahead);
+                self.fill(range, writable, ahead).await;
+            }
             FaultPlan::Wait | FaultPlan::NoRoom => {}
         }
         if core.table().wants_eviction() {

@@ -79,7 +79,8 @@ fn attach_new(server: &Arc<Registry>, socket: &ProgramSocket) -> Result<(ServedP
     let name = program_name(socket);
     let store = Arc::new(server.config.store.another(pages)?);
     let forks: Weak<dyn ForkServer> = Arc::<Registry>::downgrade(server);
-    let memory = ProgramMemory::new(name, (memory.region, bytes), memory.doorbell, store, forks);
+    let (region, collector) = ((memory.region, bytes), server.collector.clone());
+    let memory = ProgramMemory::new(name, region, memory.doorbell, store, forks, collector);
     Ok((ServedProgram { memory: Arc::new(memory), faults, table }, shared))
 }
 

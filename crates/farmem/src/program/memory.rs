@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
 use super::link::Link;
+use super::profile::{AccessCollector, ProgramSampler};
 use crate::kernel::userfault::{UserEvent, UserFaults};
 use crate::page::{PAGE_BYTES, PageNumber, PageRange};
 use crate::pager::{Home, PagerCore};
@@ -61,6 +62,8 @@ pub(super) struct ProgramMemory {
     pub(super) doorbell: u64,
     pub(super) store: Arc<PoolStore>,
     pub(super) forks: Weak<dyn ForkServer>,
+    /// If remote accesses are profiled.
+    sampler: Option<ProgramSampler>,
     /// Set when the program has connected; the child of a fork does so a little later.
     pub(super) link: OnceLock<Link>,
     /// The thread that is about to fork, or 0.
@@ -95,7 +98,11 @@ impl ProgramMemory {
         doorbell: u64,
         store: Arc<PoolStore>,
         forks: Weak<dyn ForkServer>,
+        collector: Option<Arc<AccessCollector>>,
     ) -> ProgramMemory {
+        let far = [(region, bytes), (doorbell, PAGE_BYTES as u64)];
+        let far = far.map(|(start, bytes)| start..start.saturating_add(bytes));
+        let sampler = collector.map(|collector| ProgramSampler::new(collector, far));
         ProgramMemory {
             name,
             region,
@@ -103,6 +110,7 @@ impl ProgramMemory {
             doorbell,
             store,
             forks,
+            sampler,
             link: OnceLock::new(),
             forking: AtomicU32::new(0),
             fork_waits: Mutex::default(),
@@ -272,7 +280,9 @@ impl Home for ProgramMemory {
         self.give_up_fork(core);
         let Some(table) = table else { return server.refuse(self, child) };
         let place = (self.region, self.bytes);
-        let memory = ProgramMemory::new(self.name.clone(), place, self.doorbell, store, Weak::clone(&self.forks));
+        let collector = self.sampler.as_ref().map(|sampler| Arc::clone(&sampler.collector));
+        let forks = Weak::clone(&self.forks);
+        let memory = ProgramMemory::new(self.name.clone(), place, self.doorbell, store, forks, collector);
         server.adopt(number, ServedProgram { memory: Arc::new(memory), faults: child, table });
     }
 
@@ -280,6 +290,12 @@ impl Home for ProgramMemory {
         self.fork.store(0, Ordering::Release);
         self.forking.store(0, Ordering::Release);
         core.table().thaw();
+    }
+
+    fn note_remote_access(&self, thread: u32, pages_ahead: u64) {
+        if let Some(sampler) = &self.sampler {
+            sampler.note(thread, pages_ahead);
+        }
     }
 
     /// The program gets a signal without a reason, so this process says it.

@@ -21,7 +21,8 @@
 //! 4. A page that parent and child share in memory cannot be moved. It is made the program's own first, which copies it.
 //! 5. A child that was forked without notice, or that cannot be served, has no far memory: each access to an absent page is an
 //!    error ([`orphan`]).
-//! 6. When a program ends, its connection does; its threads end, and its store forgets its pages.
+//! 6. If it is asked for, the code is sampled that makes remote accesses ([`profile`]).
+//! 7. When a program ends, its connection does; its threads end, and its store forgets its pages.
 //!
 //! Invariants:
 //! * No userfaultfd is closed while a process uses the memory: it would read zeros. A program whose faults cannot be served is
@@ -36,10 +37,14 @@ mod eviction;
 mod link;
 mod memory;
 mod orphan;
+mod profile;
 mod registry;
 mod server;
 mod shared;
 mod socket;
 
+pub use profile::{
+    AccessProfile, AccessRun, CodeAddress, CodeObject, CodeSite, ProfileConfig, ReturnAddress, SiteAccesses,
+};
 pub use registry::{ProgramServerConfig, ProgramStats};
 pub use server::ProgramServer;

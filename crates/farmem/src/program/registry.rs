@@ -11,6 +11,7 @@ use base::rt;
 use super::eviction::AgentEviction;
 use super::memory::{ForkServer, ProgramMemory, ServedProgram, pause};
 use super::orphan::{Orphan, Orphans, refuse_until_end};
+use super::profile::{AccessCollector, ProfileConfig};
 use crate::error::Error;
 use crate::kernel::userfault::UserFaults;
 use crate::pager::{PagerCore, PagerThreads};
@@ -31,6 +32,8 @@ pub struct ProgramServerConfig {
     pub budget_bytes: u64,
     /// Where the other pages are. Each program gets [a store of its own](PoolStore::another) beside it.
     pub store: PoolStore,
+    /// Whether, and how, it is sampled which code makes remote accesses ([`ProgramServer::profile`](super::ProgramServer::profile)).
+    pub profile: Option<ProfileConfig>,
 }
 
 /// One program that is served, or the child of a fork of one.
@@ -49,6 +52,8 @@ pub(super) struct Registry {
     own: Weak<Registry>,
     pub(super) config: ProgramServerConfig,
     pub(super) secret: [u8; 16],
+    /// If remote accesses are profiled.
+    pub(super) collector: Option<Arc<AccessCollector>>,
     programs: Mutex<Vec<Arc<Served>>>,
     /// Children of forks that have not connected yet, by the number of the fork.
     children: Mutex<BTreeMap<u64, Arc<Served>>>,
@@ -84,10 +89,12 @@ impl Registry {
     pub(super) fn new(config: ProgramServerConfig) -> Arc<Registry> {
         let mut secret = [0; 16];
         rt::fill_random(&mut secret);
+        let collector = config.profile.map(|profile| Arc::new(AccessCollector::new(profile)));
         Arc::new_cyclic(|own| Registry {
             own: Weak::clone(own),
             config,
             secret,
+            collector,
             programs: Mutex::default(),
             children: Mutex::default(),
             orphans: Arc::default(),

@@ -11,6 +11,7 @@ use farmem_control::{SECRET_VARIABLE, SOCKET_VARIABLE};
 use super::attach::attach;
 use super::memory::pause;
 use super::orphan::Orphans;
+use super::profile::AccessProfile;
 use super::registry::{ProgramServerConfig, ProgramStats, Registry, start_thread};
 use super::socket::Listener;
 use crate::error::Error;
@@ -74,6 +75,12 @@ impl ProgramServer {
     /// How many programs have connected so far; children of forks do not count.
     pub fn connected(&self) -> u64 {
         self.registry.connected.load(Ordering::Relaxed)
+    }
+
+    /// Which code has made remote accesses so far, in all programs, children of forks included. `None` without
+    /// [`ProgramServerConfig::profile`].
+    pub fn profile(&self) -> Option<AccessProfile> {
+        self.registry.collector.as_ref().map(|collector| collector.profile())
     }
 
     /// The counts of all programs so far, those of children that were forked included.

@@ -46,7 +46,7 @@ async fn run_program(arguments: &FarMemoryRunArguments) -> Result<(), CommandErr
         arguments.size.unwrap_or(arguments.budget.saturating_add(arguments.memory).saturating_add(stored));
     let pages = u32::try_from(region_bytes.div_ceil(PAGE_BYTES as u64)).unwrap_or(u32::MAX);
     let store = PoolStore::new(space.clone(), pages, storage).map_err(CommandError::new)?;
-    let config = ProgramServerConfig { region_bytes, budget_bytes: arguments.budget, store };
+    let config = ProgramServerConfig { region_bytes, budget_bytes: arguments.budget, store, profile: None };
     let server = ProgramServer::start(config).map_err(CommandError::new)?;
     let status = supervise(arguments, &library, &server).await?;
     drop(server);
