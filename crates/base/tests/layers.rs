@@ -37,6 +37,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("farmem", 3),
     ("ledger", 3),
     ("replica", 3),
+    ("farmem_profile", 4),
     ("ordered_log", 4),
     ("kv", 4),
     ("block_transport", 4),
