@@ -1,6 +1,7 @@
 //! `heddle farmem`.
 
 use std::ffi::OsString;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -10,6 +11,33 @@ use super::peer::size;
 #[derive(Subcommand, Debug)]
 pub enum FarMemoryCommand {
     Run(FarMemoryRunArguments),
+    Profile(FarMemoryProfileArguments),
+}
+
+// What all commands that run a program have in common. A documentation comment would replace theirs.
+#[derive(Args, Debug, Clone)]
+pub struct FarHeapArguments {
+    /// How much of each far heap may be resident
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
+    pub budget: u64,
+    /// The size of each far heap; beyond it allocations fail [default: budget, memory node and storage together]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub size: Option<u64>,
+    /// How much memory the memory node gives, in this process
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G")]
+    pub memory: u64,
+    /// A folder for the pages that the memory node has no room for
+    #[arg(long, value_name = "FOLDER")]
+    pub storage: Option<PathBuf>,
+    /// How much larger each far heap is because of the storage; no limit of the file
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "64G", requires = "storage")]
+    pub storage_size: u64,
+    /// When the program has ended, say how often it faulted, and what came from where
+    #[arg(long)]
+    pub stats: bool,
+    /// The program and its arguments
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    pub program: Vec<OsString>,
 }
 
 /// Run an unmodified program whose heap is larger than the memory that it may keep
@@ -34,25 +62,47 @@ Examples:
   heddle farmem run --budget 1G --size 16G --storage /var/tmp/pages -- python3 analyse.py"
 )]
 pub struct FarMemoryRunArguments {
-    /// How much of each far heap may be resident
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
-    pub budget: u64,
-    /// The size of each far heap; beyond it allocations fail [default: budget, memory node and storage together]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub size: Option<u64>,
-    /// How much memory the memory node gives, in this process
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "4G")]
-    pub memory: u64,
-    /// A folder for the pages that the memory node has no room for
-    #[arg(long, value_name = "FOLDER")]
-    pub storage: Option<PathBuf>,
-    /// How much larger each far heap is because of the storage; no limit of the file
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "64G", requires = "storage")]
-    pub storage_size: u64,
-    /// When the program has ended, say how often it faulted, and what came from where
+    #[command(flatten)]
+    pub heap: FarHeapArguments,
+}
+
+/// Run a program as `farmem run` does, and say which of its functions make remote accesses
+///
+/// A remote access is a page fault that far memory serves: the program waits for a page. When the program and its
+/// children have ended, a table on standard error ranks their functions by remote accesses, all processes together, and
+/// says how many each makes in a second of the time that it runs: its memory intensity. Functions that make many, at a
+/// high rate, gain most from running beside the pool. An access in the C or C++ runtime (memcpy, read) counts for the
+/// function that has called it.
+///
+/// Each access is sampled, which lets the program wait some microseconds longer for each page; --every takes fewer
+/// samples. Names come from the symbol tables of the program and its libraries, or of their debug files in
+/// /usr/lib/debug. A program that is stripped has the bounds of its functions instead.
+///
+/// It needs what `farmem run` needs, and may have to run as root if the kernel restricts ptrace.
+#[derive(Args, Debug, Clone)]
+#[command(
+    verbatim_doc_comment,
+    after_help = "\
+Examples:
+  heddle farmem profile --budget 64M -- ./query 9
+  heddle farmem profile --callers --picture query.svg --json query.json -- ./query 9"
+)]
+pub struct FarMemoryProfileArguments {
+    #[command(flatten)]
+    pub heap: FarHeapArguments,
+    /// How many functions the table, and the picture, have at most
+    #[arg(long, value_name = "COUNT", default_value = "20")]
+    pub top: usize,
+    /// Search the stack for callers too, and count the accesses of what each function calls
     #[arg(long)]
-    pub stats: bool,
-    /// The program and its arguments
-    #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true, required = true)]
-    pub program: Vec<OsString>,
+    pub callers: bool,
+    /// Sample one of so many accesses of a thread
+    #[arg(long, value_name = "COUNT", default_value = "1")]
+    pub every: NonZeroU32,
+    /// Write the profile to this file as JSON (docs/formats/farmem-profile.md)
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Write a picture to this file, an SVG: accesses a second by function, the highest first
+    #[arg(long, value_name = "FILE")]
+    pub picture: Option<PathBuf>,
 }

@@ -19,6 +19,7 @@ Examples:
   heddle bench smallbank             measure this machine with a temporary network
   heddle kv up                       a replicated key-value store; then heddle kv put KEY VALUE
   heddle farmem run -- python3 x.py  a program whose heap is larger than its memory
+  heddle farmem profile -- ./query   which of its functions wait for remote memory
   heddle ledger verify               check every hash and signature of a stopped network
 
 Exit codes:

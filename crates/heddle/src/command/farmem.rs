@@ -1,22 +1,25 @@
-//! `heddle farmem run`: a program with a far heap, and the memory node that has its pages.
+//! `heddle farmem run` and `profile`: a program with a far heap, and the memory node that has its pages.
 
 use std::ffi::OsStr;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::Epoch;
 use base::rt::CancellationToken;
 use base::rt::disk::Directory;
-use farmem::{FileStorage, PAGE_BYTES, PoolStore, ProgramServer, ProgramServerConfig, StorageTier};
+use farmem::{
+    AccessProfile, FileStorage, PAGE_BYTES, PoolStore, ProfileConfig, ProgramServer, ProgramServerConfig, StorageTier,
+};
 use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig, SECTION_BYTES_DEFAULT};
 use rma::shm::ShmProvider;
 use rma::{HostConfig, NodeId, Provider as _, Token};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::cli::farmem::{FarMemoryCommand, FarMemoryRunArguments};
+use super::farmem_profile;
+use crate::cli::farmem::{FarHeapArguments, FarMemoryCommand};
 use crate::failure::CommandError;
 
 /// The library that programs preload.
@@ -32,11 +35,38 @@ const SIGNAL_CODE: i32 = 128;
 
 pub async fn run(command: &FarMemoryCommand) -> Result<(), CommandError> {
     match command {
-        FarMemoryCommand::Run(arguments) => run_program(arguments).await,
+        FarMemoryCommand::Run(arguments) => exit(&run_program(&arguments.heap, None).await?),
+        FarMemoryCommand::Profile(arguments) => {
+            farmem_profile::check_files(arguments)?;
+            let config = ProfileConfig { every: arguments.every, callers: arguments.callers };
+            let run = run_program(&arguments.heap, Some(config)).await?;
+            farmem_profile::show(arguments, &run.profile, run.time)?;
+            exit(&run)
+        }
     }
 }
 
-async fn run_program(arguments: &FarMemoryRunArguments) -> Result<(), CommandError> {
+/// A program that has run to its end.
+struct FarMemoryRun {
+    status: ExitStatus,
+    /// Until its last child had ended.
+    time: Duration,
+    /// Empty if it was not asked for.
+    profile: AccessProfile,
+}
+
+/// Exits as the program did.
+fn exit(run: &FarMemoryRun) -> Result<(), CommandError> {
+    match run.status.code().unwrap_or_else(|| SIGNAL_CODE + run.status.signal().unwrap_or_default()) {
+        0 => Ok(()),
+        code => Err(CommandError::silent(u8::try_from(code).unwrap_or(u8::MAX))),
+    }
+}
+
+async fn run_program(
+    arguments: &FarHeapArguments,
+    profile: Option<ProfileConfig>,
+) -> Result<FarMemoryRun, CommandError> {
     node::logging::start("warn").map_err(CommandError::new)?;
     let library = find_library()?;
     let (node, space) = open_pool(arguments.memory).await?;
@@ -46,21 +76,20 @@ async fn run_program(arguments: &FarMemoryRunArguments) -> Result<(), CommandErr
         arguments.size.unwrap_or(arguments.budget.saturating_add(arguments.memory).saturating_add(stored));
     let pages = u32::try_from(region_bytes.div_ceil(PAGE_BYTES as u64)).unwrap_or(u32::MAX);
     let store = PoolStore::new(space.clone(), pages, storage).map_err(CommandError::new)?;
-    let config = ProgramServerConfig { region_bytes, budget_bytes: arguments.budget, store, profile: None };
+    let config = ProgramServerConfig { region_bytes, budget_bytes: arguments.budget, store, profile };
     let server = ProgramServer::start(config).map_err(CommandError::new)?;
+    let start = Instant::now();
     let status = supervise(arguments, &library, &server).await?;
+    let run = FarMemoryRun { status, time: start.elapsed(), profile: server.profile().unwrap_or_default() };
     drop(server);
     space.close().await;
     node.stop().await;
-    match status.code().unwrap_or_else(|| SIGNAL_CODE + status.signal().unwrap_or_default()) {
-        0 => Ok(()),
-        code => Err(CommandError::silent(u8::try_from(code).unwrap_or(u8::MAX))),
-    }
+    Ok(run)
 }
 
 /// Runs the program, and waits for it and its children.
 async fn supervise(
-    arguments: &FarMemoryRunArguments,
+    arguments: &FarHeapArguments,
     library: &Path,
     server: &ProgramServer,
 ) -> Result<ExitStatus, CommandError> {
@@ -101,7 +130,7 @@ fn wait(mut child: Child) -> std::io::Result<ExitStatus> {
     child.wait()
 }
 
-fn start(arguments: &FarMemoryRunArguments, library: &Path, server: &ProgramServer) -> Result<Child, CommandError> {
+fn start(arguments: &FarHeapArguments, library: &Path, server: &ProgramServer) -> Result<Child, CommandError> {
     let [program, rest @ ..] = &arguments.program[..] else {
         return Err(CommandError::new("name a program"));
     };
@@ -156,7 +185,7 @@ async fn open_pool(bytes: u64) -> Result<(Arc<MemoryNode>, AddressSpace), Comman
     Ok((node, AddressSpace::open(config).await.map_err(CommandError::new)?))
 }
 
-async fn open_storage(arguments: &FarMemoryRunArguments) -> Result<Option<Arc<dyn StorageTier>>, CommandError> {
+async fn open_storage(arguments: &FarHeapArguments) -> Result<Option<Arc<dyn StorageTier>>, CommandError> {
     let Some(folder) = &arguments.storage else { return Ok(None) };
     let about = |error: std::io::Error| CommandError::about(folder, error);
     std::fs::create_dir_all(folder).map_err(about)?;

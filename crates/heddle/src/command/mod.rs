@@ -14,6 +14,7 @@ pub mod deny;
 pub mod down;
 pub mod elastic;
 pub mod farmem;
+mod farmem_profile;
 pub mod isolate;
 pub mod kv;
 mod kv_isolate;

@@ -10,6 +10,7 @@ mod copies;
 mod disk;
 mod elastic;
 mod farmem;
+mod farmem_profile;
 mod farmem_programs;
 mod hosts;
 mod isolate;
