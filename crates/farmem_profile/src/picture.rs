@@ -20,6 +20,10 @@ const BARS_WIDTH: f64 = 470.0;
 const NAME_CHARACTERS: usize = 42;
 /// Functions with a smaller part of the accesses are left out: their rates are those of a few moments.
 const SHARE_MIN: f64 = 0.01;
+/// Red, green and blue of a dark bar.
+const COLOR: [f64; 3] = [31.0, 98.0, 142.0];
+/// How dark the bars are of functions with hardly any accesses.
+const SHADE_MIN: f64 = 0.35;
 /// Lines of the grid, at most.
 const STEPS: f64 = 6.0;
 
@@ -42,8 +46,10 @@ impl FunctionReport {
         let mut svg = Svg::new(height);
         self.draw_head(&mut svg);
         draw_grid(&mut svg, step, end, height);
+        let most = bars.iter().map(|(row, _)| row.share).fold(SHARE_MIN, f64::max);
         for (at, (row, rate)) in bars.iter().enumerate() {
-            draw_bar(&mut svg, TOP + ROW * at as f64, row, *rate, end);
+            let bar = Bar { top: TOP + ROW * at as f64, width: BARS_WIDTH * rate / end, shade: row.share / most };
+            draw_bar(&mut svg, &bar, row, *rate);
         }
         if bars.is_empty() {
             svg.text(BARS_LEFT + 8.0, TOP + 20.0, Style::Note, "no function made enough remote accesses");
@@ -56,7 +62,7 @@ impl FunctionReport {
         svg.text(MARGIN, 28.0, Style::Title, "Memory intensity: remote accesses a second, by function");
         let seconds = self.time.as_secs_f64();
         let head = format!(
-            "{} remote accesses in {seconds:.1} s. Candidates for pushing down stand at the top.",
+            "{} remote accesses in {seconds:.1} s. What makes many of them (dark) at a high rate gains most from being pushed down.",
             grouped(self.accesses)
         );
         svg.text(MARGIN, 48.0, Style::Note, &head);
@@ -94,8 +100,15 @@ fn draw_grid(svg: &mut Svg, step: f64, end: f64, height: f64) {
     }
 }
 
-fn draw_bar(svg: &mut Svg, top: f64, row: &FunctionRow, rate: f64, end: f64) {
-    let (width, middle) = (BARS_WIDTH * rate / end, top + BAR / 2.0 + 4.5);
+struct Bar {
+    top: f64,
+    width: f64,
+    /// From 0, light, to 1, dark.
+    shade: f64,
+}
+
+fn draw_bar(svg: &mut Svg, bar: &Bar, row: &FunctionRow, rate: f64) {
+    let middle = bar.top + BAR / 2.0 + 4.5;
     let name = shortened(&brief(&row.function), NAME_CHARACTERS);
     let whole = format!("{} in {}", row.function, row.object);
     svg.titled_text(BARS_LEFT - 8.0, middle, &name, &whole);
@@ -106,8 +119,8 @@ fn draw_bar(svg: &mut Svg, top: f64, row: &FunctionRow, rate: f64, end: f64) {
         percent(row.share),
         row.time.as_secs_f64()
     );
-    svg.bar(BARS_LEFT, top, width, &title);
-    svg.text(BARS_LEFT + width + 6.0, middle, Style::Number, &numbers);
+    svg.bar(BARS_LEFT, bar, &title);
+    svg.text(BARS_LEFT + bar.width + 6.0, middle, Style::Number, &numbers);
 }
 
 /// How text looks.
@@ -144,10 +157,13 @@ impl Svg {
         self.push(&format!("<path d=\"M{x1:.1} {y1:.1}L{x2:.1} {y2:.1}\" stroke=\"#ddd\"/>"));
     }
 
-    fn bar(&mut self, x: f64, y: f64, width: f64, title: &str) {
-        let title = escaped(title);
+    fn bar(&mut self, x: f64, bar: &Bar, title: &str) {
+        let (title, Bar { top, width, shade }) = (escaped(title), bar);
+        let depth = SHADE_MIN + (1.0 - SHADE_MIN) * shade;
+        let [red, green, blue] = COLOR.map(|part| (255.0 - (255.0 - part) * depth) as u8);
         self.push(&format!(
-            "<rect class=\"bar\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{BAR}\" fill=\"#1f628e\"><title>{title}</title></rect>"
+            "<rect class=\"bar\" x=\"{x:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{BAR}\" \
+             fill=\"#{red:02x}{green:02x}{blue:02x}\"><title>{title}</title></rect>"
         ));
     }
 

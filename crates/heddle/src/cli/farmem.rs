@@ -96,7 +96,7 @@ pub struct FarMemoryProfileArguments {
     /// Search the stack for callers too, and count the accesses of what each function calls
     #[arg(long)]
     pub callers: bool,
-    /// Sample one of so many accesses of a thread
+    /// Sample one of this many accesses of each thread, at random
     #[arg(long, value_name = "COUNT", default_value = "1")]
     pub every: NonZeroU32,
     /// Write the profile to this file as JSON (docs/formats/farmem-profile.md)
