@@ -54,6 +54,8 @@ pub(crate) struct Member {
     used_at: Option<Duration>,
     memory_bytes: Option<u64>,
     processor: Option<Duration>,
+    /// What its group had counted before: a killed role may have left the group behind.
+    kills_before: u64,
 }
 
 /// What comes of a look.
@@ -72,6 +74,8 @@ pub(crate) enum Change {
 impl Member {
     /// One that was started now.
     pub(crate) fn new(parts: MemberParts, now: Duration) -> Member {
+        let processor = parts.group.as_ref().and_then(LimitedGroup::cpu_used);
+        let kills_before = parts.group.as_ref().and_then(LimitedGroup::kills).unwrap_or(0);
         Member {
             supervision: Supervision::new(parts.silence_max, now),
             parts,
@@ -81,7 +85,8 @@ impl Member {
             started: now,
             used_at: None,
             memory_bytes: None,
-            processor: None,
+            processor,
+            kills_before,
         }
     }
 
@@ -122,7 +127,7 @@ impl Member {
 
     /// Whether the kernel has killed it for its memory.
     pub(crate) fn was_killed_for_memory(&self) -> bool {
-        self.parts.group.as_ref().and_then(LimitedGroup::kills).is_some_and(|kills| kills > 0)
+        self.parts.group.as_ref().and_then(LimitedGroup::kills).is_some_and(|kills| kills > self.kills_before)
     }
 
     /// A look at it. What it has done since the last one counts, for its owner too.
@@ -163,6 +168,12 @@ impl Member {
             counter.add(more(new, old));
         }
         self.load = Some(load);
+    }
+
+    /// It has ended: what it has done and used since the last look counts.
+    pub(crate) fn settle(&mut self, now: Duration, used: &mut OwnerUse) {
+        self.count(read_load(&self.parts.area), used);
+        self.measure(now, used);
     }
 
     /// Reads what it uses.

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::owners::Owners;
 use crate::view::RoleView;
@@ -28,11 +28,30 @@ pub(crate) struct Published {
     wake: OwnedFd,
     wish: AtomicU8,
     shown: Mutex<(RoleView, Owners)>,
+    /// Whether the role's thread has ended in order, once it has ended.
+    end: Mutex<Option<bool>>,
+    has_ended: Condvar,
+}
+
+/// Says that the role's thread has ended, when it is dropped there.
+pub(crate) struct EndGuard(pub(crate) Arc<Published>);
+
+impl Drop for EndGuard {
+    fn drop(&mut self) {
+        *self.0.lock_end() = Some(!std::thread::panicking());
+        self.0.has_ended.notify_all();
+    }
 }
 
 impl Published {
     pub(crate) fn new(wake: OwnedFd) -> Published {
-        Published { wake, wish: AtomicU8::new(RUNS), shown: Mutex::default() }
+        Published {
+            wake,
+            wish: AtomicU8::new(RUNS),
+            shown: Mutex::default(),
+            end: Mutex::default(),
+            has_ended: Condvar::new(),
+        }
     }
 
     pub(crate) fn wake(&self) -> &OwnedFd {
@@ -76,6 +95,26 @@ impl Published {
 
     pub(crate) fn owner_metrics(&self) -> String {
         self.lock().1.render()
+    }
+
+    /// Blocks until the role's thread has ended. Returns whether it did so in order.
+    pub(crate) fn wait(&self) -> bool {
+        let mut end = self.lock_end();
+        loop {
+            match *end {
+                Some(is_in_order) => return is_in_order,
+                None => end = self.has_ended.wait(end).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Whether the role's thread has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.lock_end().is_some()
+    }
+
+    fn lock_end(&self) -> MutexGuard<'_, Option<bool>> {
+        self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, (RoleView, Owners)> {

@@ -1,13 +1,12 @@
 //! A running role, seen from the process that it is in.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::ExecutorsError;
-use crate::published::Published;
+use crate::published::{EndGuard, Published};
 use crate::server::Server;
 use crate::settings::ExecutorsSettings;
 use crate::view::{ExecutorCondition, RoleView};
@@ -15,7 +14,6 @@ use crate::view::{ExecutorCondition, RoleView};
 /// A running role. It stops when this is dropped.
 pub struct ExecutorsRole {
     published: Arc<Published>,
-    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl ExecutorsRole {
@@ -32,11 +30,17 @@ impl ExecutorsRole {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake: OwnedFd = wake.map_err(ExecutorsError::system("an event"))?;
         let published = Arc::new(Published::new(wake));
-        let mut server = Server::new(settings, Arc::clone(&published))?;
+        let server = Server::new(settings, Arc::clone(&published))?;
         // The kernel kills executors when this thread ends, so it is one of the role's own.
-        let thread = std::thread::Builder::new().name("executors".to_owned()).spawn(move || server.run());
-        let thread = thread.map_err(|source| ExecutorsError::System { what: "a thread", source })?;
-        Ok(ExecutorsRole { published, thread: Mutex::new(Some(thread)) })
+        let guard = EndGuard(Arc::clone(&published));
+        let thread = std::thread::Builder::new().name("executors".to_owned()).spawn(move || {
+            // Dropped last: whoever waits finds the socket and all executors gone.
+            let _guard = guard;
+            let mut server = server;
+            server.run();
+        });
+        thread.map_err(|source| ExecutorsError::System { what: "a thread", source })?;
+        Ok(ExecutorsRole { published })
     }
 
     /// All executors.
@@ -69,23 +73,18 @@ impl ExecutorsRole {
 
     /// Blocks until the role has ended. Returns whether it has stopped in order, and not by a panic.
     pub fn wait(&self) -> bool {
-        let thread = self.lock().take();
-        thread.is_none_or(|thread| thread.join().is_ok())
+        self.published.wait()
     }
 
     /// Whether it has ended.
     pub fn has_ended(&self) -> bool {
-        self.lock().as_ref().is_none_or(JoinHandle::is_finished)
+        self.published.has_ended()
     }
 
     /// Stops the role, and blocks until it has ended.
     pub fn stop(&self) -> bool {
         self.begin_stop();
         self.wait()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
-        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

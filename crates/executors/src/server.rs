@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bare::system_call::pause;
 use base::rt;
 use cgroup::{LimitedGroup, ProcessLimits};
 use pushdown::{ProcessorFeatures, REQUEST_BYTES_MAX, RoleNotice, RoleRequest};
@@ -31,6 +32,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// For how long killed executors may take to end when the role does.
 const END_MAX: Duration = Duration::from_secs(5);
+
+/// For how long executors of a role that was killed may take to end, and how often it is looked, in microseconds.
+const LEFT_BEHIND_MAX: Duration = Duration::from_secs(1);
+const LEFT_BEHIND_PAUSE_US: i64 = 20_000;
 
 /// What a descriptor is that the role waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,7 +114,7 @@ impl Server {
             start: rt::now(),
         };
         // Said at the start, rather than to the first program.
-        if let Some(group) = server.make_group(0).map_err(ExecutorsError::Limits)? {
+        if let Some(group) = server.make_first_group().map_err(ExecutorsError::Limits)? {
             server.remove_group(0, group);
         }
         server.publish();
@@ -337,6 +342,17 @@ impl Server {
         }
     }
 
+    /// The same, for the first slot. Executors of a role that was killed may be ending there.
+    fn make_first_group(&self) -> Result<Option<LimitedGroup>, String> {
+        let end = self.now().saturating_add(LEFT_BEHIND_MAX);
+        loop {
+            match self.make_group(0) {
+                Err(_) if self.now() < end => pause(LEFT_BEHIND_PAUSE_US),
+                made => return made,
+            }
+        }
+    }
+
     /// Removes a group, now or at a later look.
     fn remove_group(&mut self, slot: usize, group: LimitedGroup) {
         if !group.try_remove() {
@@ -355,8 +371,7 @@ impl Server {
         let Some(mut member) = self.members.remove(&slot) else { return };
         let now = self.now();
         let owner = self.owners.of(member.parts.owner);
-        member.look(now, owner);
-        member.measure(now, owner);
+        member.settle(now, owner);
         let memory_bytes = self.settings.memory_bytes;
         let ending = ending(member.cause(), status, member.was_killed_for_memory(), memory_bytes);
         ending.counter.add(1);
@@ -400,6 +415,10 @@ impl Server {
             member.kill(KillCause::Stopping);
         }
         let end = self.now().saturating_add(END_MAX);
+        // What else happens is of no interest any more, and would only wake this thread.
+        self.connections.clear();
+        self.strangers = Strangers::default();
+        self.accepts_at = end;
         while !self.members.is_empty() && self.now() < end {
             let sources = self.wait();
             let ended: BTreeSet<usize> = sources
@@ -409,9 +428,6 @@ impl Server {
                     _ => None,
                 })
                 .collect();
-            // What else happens is of no interest any more, and would only wake this thread.
-            self.connections.clear();
-            self.accepts_at = end;
             self.published.clear_wake();
             self.looked_at = self.now();
             ended.into_iter().for_each(|slot| self.bury(slot));
