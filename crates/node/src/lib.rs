@@ -42,6 +42,7 @@
 //! * [`added_nodes`] and [`joining`]: the compute nodes that are added to a peer, and their files.
 //! * [`membership`]: the files of an orderer that is added or removed.
 //! * [`kv`]: the replicated key-value store as a program, and its client.
+//! * [`executors`]: the role that runs executors of pushed-down functions, with its metrics.
 //! * [`logging`]: log lines. Metrics are served by the running network.
 //!
 //! # Guarantees
@@ -74,6 +75,7 @@ mod contracts;
 pub mod control;
 pub mod credentials;
 mod endpoints;
+pub mod executors;
 mod free_ports;
 pub mod joining;
 pub mod joining_memory;
@@ -102,5 +104,5 @@ pub use endpoints::{Endpoints, GatewayEndpoint};
 pub use network::{Endpoint, EndpointRole, Network, NodeError, RunningNetwork};
 pub use overview::Overview;
 pub use plan::{Placement, PlannedProcess, ProcessPlan};
-pub use process::{Process, ProcessEnd, ProcessRole, Ready};
+pub use process::{ExecutorsFile, Process, ProcessEnd, ProcessRole, Ready};
 pub use services::log_panics;

@@ -45,6 +45,7 @@ pub(crate) fn register() {
     event::register(private_data::events::EVENTS);
     event::register(validation::events::EVENTS);
     event::register(chain::events::EVENTS);
+    event::register(executors::events::EVENTS);
     event::register(contract::events::EVENTS);
     event::register(gateway::events::EVENTS);
     event::register(gateway::disk_space::EVENTS);
@@ -340,12 +341,18 @@ mod tests {
              | metric | kind | meaning |\n|---|---|---|\n",
         );
         let own = event::catalogue().into_iter().filter(|event| !event.name.starts_with("heddle_example"));
-        for event::EventDescription { name, documentation, kind: sort } in own {
-            let kind = match sort {
+        let own = own.map(|event::EventDescription { name, documentation, kind }| {
+            let kind = match kind {
                 event::EventKind::Counter => "counter",
                 event::EventKind::Gauge => "gauge",
                 event::EventKind::Histogram(_) => "histogram",
             };
+            (name, kind, documentation)
+        });
+        let by_owner = executors::OWNER_METRICS.map(|metric| (metric.name, metric.kind, metric.documentation));
+        let mut all: Vec<_> = own.chain(by_owner).collect();
+        all.sort_unstable();
+        for (name, kind, documentation) in all {
             page += &format!("| `{name}` | {kind} | {} |\n", documentation.trim().replace(['\n', '|'], " "));
         }
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");

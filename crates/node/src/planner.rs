@@ -332,6 +332,7 @@ impl Planner<'_> {
             // On one machine the traffic needs no protection.
             tcp_tls: matches!(self.placement, Placement::Hosts { .. }).then_some(config.pool.tls),
             memory: None,
+            executors: None,
             order_log: None,
             storage: None,
             orderer: None,

@@ -6,12 +6,15 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::executors::{FarMemoryExecutorsArguments, FarMemoryTopArguments};
 use super::peer::size;
 
 #[derive(Subcommand, Debug)]
 pub enum FarMemoryCommand {
     Run(FarMemoryRunArguments),
     Profile(FarMemoryProfileArguments),
+    Executors(FarMemoryExecutorsArguments),
+    Top(FarMemoryTopArguments),
 }
 
 // What all commands that run a program have in common. A documentation comment would replace theirs.

@@ -6,6 +6,7 @@ pub mod chaincode;
 pub mod contract;
 pub mod deny;
 mod directory;
+pub mod executors;
 pub mod farmem;
 pub mod kv;
 pub mod ledger;

@@ -43,6 +43,8 @@ pub async fn run(command: &FarMemoryCommand) -> Result<(), CommandError> {
             farmem_profile::show(arguments, &run.profile, run.time)?;
             exit(&run)
         }
+        FarMemoryCommand::Executors(arguments) => super::executors::run(arguments).await,
+        FarMemoryCommand::Top(arguments) => super::executors_top::run(arguments).await,
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use node::{Network, Placement, Process, ProcessEnd, ProcessRole};
 
+use super::executors_beside::ExecutorsBeside;
 use super::up;
 use crate::cli::exit;
 use crate::cli::network::UpArguments;
@@ -36,6 +37,7 @@ pub async fn run(node: &NodeCommand) -> Result<(), CommandError> {
         // The interrupted start leaves data as after a crash, from which the next start recovers.
         () = signals.received() => return Ok(()),
     };
+    let mut beside = process.executors().map(ExecutorsBeside::start).transpose()?;
     let announcing = async {
         process.ready().await?;
         let ready = process.describe();
@@ -48,7 +50,12 @@ pub async fn run(node: &NodeCommand) -> Result<(), CommandError> {
         // It may fail before it is ready.
         failed = process.failed() => Some(failed),
         failed = announcing => Some(failed?),
+        reason = ExecutorsBeside::ended(&mut beside) => Some(ProcessEnd { reason, is_defect: false }),
     };
+    // Before the memory node: functions may go on for a while.
+    if let Some(beside) = &mut beside {
+        beside.stop(&mut signals).await;
+    }
     let name = process.describe().name.clone();
     let is_orphan = *bound && rustix::process::getppid() != parent;
     let stopping = async {

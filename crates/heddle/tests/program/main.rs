@@ -9,6 +9,7 @@ mod chaincodes;
 mod copies;
 mod disk;
 mod elastic;
+mod executors;
 mod farmem;
 mod farmem_profile;
 mod farmem_programs;

@@ -17,8 +17,9 @@ use serde::{Deserialize, Serialize};
 
 use super::sections;
 pub use super::sections::{
-    ChaincodePortFile, ComputeFile, CopyFile, DonorFile, GatewayFile, JoiningFile, LocalStoresFile, MemoryFile,
-    OrderLogFile, OrdererFile, PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
+    ChaincodePortFile, ComputeFile, CopyFile, DonorFile, ExecutorsFile, GatewayFile, JoiningFile, LocalStoresFile,
+    MemoryFile, OrderLogFile, OrdererFile, PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile,
+    StorageFile,
 };
 use crate::config::{
     ClientLimits, ConfigError, ContractsConfig, CryptoConfig, HeddleConfig, SAVEPOINT_BLOCKS_MAX, pool,
@@ -84,6 +85,9 @@ pub struct NodeFile {
     /// Of a memory node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryFile>,
+    /// Of a memory node: the role executors, which `heddle node memory` runs beside it, as a process of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executors: Option<ExecutorsFile>,
     /// Of a memory node that holds the orderers' log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order_log: Option<OrderLogFile>,
@@ -160,6 +164,11 @@ impl NodeFile {
         if self.memory.is_some() && self.order_log.is_some() {
             let problem = "is there, but so is [memory]; a memory node has one of the two".to_owned();
             return Err(("order_log", problem));
+        }
+        if self.executors.is_some() && self.memory.is_none() {
+            let problem =
+                "is there, but no [memory]; executors run beside a memory node that gives sections".to_owned();
+            return Err(("executors", problem));
         }
         if let Some(log) = &self.order_log {
             check_inner_address("order_log.address", &log.address)?;

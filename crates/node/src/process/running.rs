@@ -14,6 +14,7 @@ use crate::process::end::ProcessEnd;
 use crate::process::file::{NodeFile, ProcessRole};
 use crate::process::links::{self};
 use crate::process::ready::Ready;
+use crate::process::sections::ExecutorsFile;
 use crate::services::Services;
 #[cfg(debug_assertions)]
 use crate::services::{FAULTS_VARIABLE, inject_faults};
@@ -28,6 +29,7 @@ pub struct Process {
     stop: CancellationToken,
     services: Services,
     tasks: Vec<JoinHandle<()>>,
+    executors: Option<ExecutorsFile>,
     /// Left when everything else has stopped.
     _limits: LimitedProcess,
 }
@@ -95,12 +97,18 @@ impl Process {
             metrics: metrics_address,
             is_added: false,
         };
-        Ok(Process { folder, ready, kind: started.kind, stop, services, tasks, _limits: limits })
+        let executors = file.executors.clone();
+        Ok(Process { folder, ready, kind: started.kind, stop, services, tasks, executors, _limits: limits })
     }
 
     /// Its role and its addresses.
     pub fn describe(&self) -> &Ready {
         &self.ready
+    }
+
+    /// The role executors that the program has to run beside this process, if the file says so.
+    pub fn executors(&self) -> Option<&ExecutorsFile> {
+        self.executors.as_ref()
     }
 
     /// Waits until other processes can use it, then writes `ready.json`.

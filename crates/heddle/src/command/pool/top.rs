@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use heddle_cli::process_usage;
@@ -15,57 +14,27 @@ use tokio::runtime::Handle;
 use super::local::LocalPool;
 use super::{clock, folder, record};
 use crate::cli::pool::PoolTopArguments;
+use crate::command::live::{self, bar};
 use crate::failure::CommandError;
-use crate::signals::StopSignals;
-use crate::{instance, output};
+use crate::instance;
 
-/// How often the screen is drawn.
-const PERIOD: Duration = Duration::from_secs(1);
 /// The events at the bottom.
 const EVENTS: usize = 8;
 /// A node that was heard longer ago is silent.
 const SILENT_AFTER: Duration = Duration::from_secs(2);
-/// The alternate screen without a cursor, and back.
-const ENTER: &str = "\x1b[?1049h\x1b[?25l";
-const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 pub async fn run(arguments: &PoolTopArguments) -> Result<(), CommandError> {
     let dir = &arguments.directory.dir;
     instance::expect_running(dir)?;
     let mut pool = LocalPool::new(dir, Handle::current());
     let mut usage = ProcessorUse::default();
-    let once = arguments.once || !std::io::stdout().is_terminal();
-    let mut signals = StopSignals::listen()?;
-    if !once {
-        output::print(ENTER)?;
-    }
-    let shown = async {
-        if once {
-            // Processor time is measured between two looks.
-            usage.look(&instance::expect_running(dir)?);
-            tokio::time::sleep(PERIOD / 2).await;
-        }
-        loop {
-            let endpoints = instance::expect_running(dir)?;
-            let view = pool.look().await;
-            usage.look(&endpoints);
-            let text = screen(&view, &endpoints, &usage, &record(dir)?, manager::is_held(&folder(dir)));
-            if once {
-                return output::print(&text);
-            }
-            // From the top, each line to its end, and nothing below.
-            output::print(&format!("\x1b[H{}\x1b[J", text.replace('\n', "\x1b[K\n")))?;
-            tokio::time::sleep(PERIOD).await;
-        }
-    };
-    let ended = tokio::select! {
-        ended = shown => ended,
-        () = signals.received() => Ok(()),
-    };
-    if !once {
-        output::print(LEAVE)?;
-    }
-    ended
+    live::show(live::is_once(arguments.once), async || {
+        let endpoints = instance::expect_running(dir)?;
+        let view = pool.look().await;
+        usage.look(&endpoints);
+        Ok(screen(&view, &endpoints, &usage, &record(dir)?, manager::is_held(&folder(dir))))
+    })
+    .await
 }
 
 /// The share of a processor that each process uses.
@@ -158,12 +127,6 @@ fn node_line(node: &NodeView) -> String {
         node.role,
         bar(u64::from(percent.min(100)))
     )
-}
-
-/// A bar of sixteen characters.
-fn bar(percent: u64) -> String {
-    let full = (percent.min(100) * 16 / 100) as usize;
-    format!("{}{}", "#".repeat(full), ".".repeat(16 - full))
 }
 
 #[cfg(test)]

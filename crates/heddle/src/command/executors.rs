@@ -1,0 +1,63 @@
+//! `heddle farmem executors`: the role in this process, until a signal.
+
+use std::time::Duration;
+
+use executors::{ExecutorsSettings, OwnersAllowed};
+use heddle_cli::beside;
+use node::executors::ExecutorsNode;
+
+use crate::cli::executors::FarMemoryExecutorsArguments;
+use crate::failure::CommandError;
+use crate::output;
+use crate::signals::StopSignals;
+
+/// The program of executors, and the package that has it.
+const PROGRAM: &str = "heddle-executor";
+const PACKAGE: &str = "heddle-pushdown-executor";
+
+/// Runs the role.
+pub async fn run(arguments: &FarMemoryExecutorsArguments) -> Result<(), CommandError> {
+    node::logging::start("info").map_err(CommandError::new)?;
+    if arguments.bound {
+        super::end_with_parent()?;
+    }
+    let mut signals = StopSignals::listen()?;
+    let role = ExecutorsNode::start(settings(arguments)?, arguments.metrics).await?;
+    let metrics = role.metrics().map_or(String::new(), |address| format!("; metrics at http://{address}/metrics"));
+    output::print(&format!("executors are ready at {}{metrics}\n", arguments.socket.display()))?;
+    tokio::select! {
+        () = signals.received() => {}
+        reason = role.ended() => return Err(CommandError::new(reason)),
+    }
+    role.begin_stop();
+    tokio::select! {
+        () = role.stopped() => output::print("executors have ended\n"),
+        // The kernel ends executors with this process.
+        () = signals.received() => Err(CommandError::interrupted()),
+    }
+}
+
+fn settings(arguments: &FarMemoryExecutorsArguments) -> Result<ExecutorsSettings, CommandError> {
+    let program = match &arguments.executor {
+        Some(program) => program.clone(),
+        None => beside::program(PROGRAM, PACKAGE)?,
+    };
+    let owners = match (arguments.any_owner, &arguments.owner[..]) {
+        (true, _) => OwnersAllowed::Any,
+        (false, []) => OwnersAllowed::Own,
+        (false, owners) => OwnersAllowed::These(owners.iter().copied().collect()),
+    };
+    let is_limited = !arguments.without_limits;
+    Ok(ExecutorsSettings {
+        owners,
+        executors_max: arguments.executors_max,
+        per_owner_max: arguments.per_owner,
+        contexts_max: arguments.contexts,
+        memory_bytes: is_limited.then_some(arguments.memory),
+        processor_percent: is_limited.then_some(arguments.processor),
+        silence: Duration::from_secs(arguments.silence),
+        grace: Duration::from_secs(arguments.grace),
+        has_namespaces: !arguments.without_namespaces,
+        ..ExecutorsSettings::new(arguments.socket.clone(), program)
+    })
+}
