@@ -57,7 +57,7 @@
 //! # What it needs around it
 //!
 //! - Linux 6.11 on x86-64; namespaces that the role's user may make, and cgroups that it may make groups in, unless the settings do without.
-//! - Above: `node` serves metrics and health, `heddle farmem executors` is the command, a memory node's settings start it beside that node.
+//! - Above: `heddle farmem executors` is the command, with metrics and health; a memory node's file has it run beside that node.
 //! - The executor of a program on another host is not there: both have one memory for their area.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
@@ -79,6 +79,7 @@ mod published;
 mod role;
 mod server;
 mod settings;
+mod settings_file;
 mod socket;
 mod strangers;
 mod supervision;
@@ -89,5 +90,6 @@ pub use error::ExecutorsError;
 pub use owners::{OWNER_METRICS, OwnerMetric};
 pub use role::ExecutorsRole;
 pub use settings::{ExecutorsSettings, OwnersAllowed};
+pub use settings_file::ExecutorsFile;
 pub use strangers::STRANGERS_MAX;
 pub use view::{EndCount, ExecutorCondition, ExecutorView, RoleView};

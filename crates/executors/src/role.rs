@@ -34,7 +34,7 @@ impl ExecutorsRole {
         // The kernel kills executors when this thread ends, so it is one of the role's own.
         let guard = EndGuard(Arc::clone(&published));
         let thread = std::thread::Builder::new().name("executors".to_owned()).spawn(move || {
-            // Dropped last: whoever waits finds the socket and all executors gone.
+            // Dropped last: a thread that waits finds the socket and all executors gone.
             let _guard = guard;
             let mut server = server;
             server.run();

@@ -380,7 +380,7 @@ impl Server {
         if let Some(group) = member.parts.group.take() {
             self.remove_group(slot, group);
         }
-        // Whoever is told finds that it is so.
+        // A program that is told finds that it is so.
         self.publish();
         tell(&member.parts.control, &RoleNotice::Ended(ending.reason).encode());
     }

@@ -42,7 +42,7 @@
 //! * [`added_nodes`] and [`joining`]: the compute nodes that are added to a peer, and their files.
 //! * [`membership`]: the files of an orderer that is added or removed.
 //! * [`kv`]: the replicated key-value store as a program, and its client.
-//! * [`executors`]: the role that runs executors of pushed-down functions, with its metrics.
+//! * [`metrics`]: the page of metrics and health, for roles outside of this crate too.
 //! * [`logging`]: log lines. Metrics are served by the running network.
 //!
 //! # Guarantees
@@ -75,14 +75,13 @@ mod contracts;
 pub mod control;
 pub mod credentials;
 mod endpoints;
-pub mod executors;
 mod free_ports;
 pub mod joining;
 pub mod joining_memory;
 pub mod kv;
 pub mod logging;
 pub mod membership;
-mod metrics;
+pub mod metrics;
 pub mod network;
 mod overview;
 pub mod plan;
@@ -104,5 +103,5 @@ pub use endpoints::{Endpoints, GatewayEndpoint};
 pub use network::{Endpoint, EndpointRole, Network, NodeError, RunningNetwork};
 pub use overview::Overview;
 pub use plan::{Placement, PlannedProcess, ProcessPlan};
-pub use process::{ExecutorsFile, Process, ProcessEnd, ProcessRole, Ready};
+pub use process::{Process, ProcessEnd, ProcessRole, Ready};
 pub use services::log_panics;

@@ -94,7 +94,7 @@ impl MonitoredPart for OrdererChannel {
 
 /// The content of the pages.
 #[async_trait]
-pub(crate) trait MetricsSource: Send + Sync + 'static {
+pub trait MetricsSource: Send + Sync + 'static {
     /// The metrics in Prometheus' text format.
     async fn metrics(&self) -> String;
     /// The problems, one per line, if there are any.
@@ -180,7 +180,7 @@ fn limits() -> AdmissionLimits {
 }
 
 /// Serves until `stop`.
-pub(crate) async fn serve(listener: TcpListener, source: impl MetricsSource, stop: CancellationToken) {
+pub async fn serve(listener: TcpListener, source: impl MetricsSource, stop: CancellationToken) {
     let source = Arc::new(source);
     let admission = Admission::new(limits());
     while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {

@@ -1,4 +1,4 @@
-//! What an executor says of itself in the head of its area, for whoever supervises it from outside.
+//! What an executor says of itself in the head of its area, for a supervisor outside of it.
 //!
 //! The program and its functions can write there what they like, so these numbers are claims: they are bounded here, they are never an index or a
 //! size, and what follows from them concerns that program's executor alone.
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(ExecutorLoad::of(&memory.0), None, "it has no version yet");
         // SAFETY: the methods below use the head alone, which lies there.
         let area = unsafe { Area::at(std::ptr::from_mut(&mut *memory).addr()) };
-        area.prepare(3, 0, Shape::default());
+        area.prepare(3, 0, Shape::default(), None);
         area.set_running(2);
         area.set_waiting(5);
         area.add_queued(Duration::from_nanos(70));

@@ -14,9 +14,7 @@ use page_coherence::{
     Access, CallId, CallOutcome, CoherenceMode, CoherenceSettings, ExecutorOutput, ExecutorSide, Output, PageNumber,
     Payload, Right, ToCaller as CoherenceToCaller, ToExecutor as CoherenceToExecutor,
 };
-use pushdown::{
-    CallEnd, EXITS, Ended, History, Link, MappingKind, Registers, Runner, Stamps, ToCaller, ToExecutor, cycles,
-};
+use pushdown::{CallEnd, Ended, History, Link, MappingKind, Registers, Runner, Stamps, ToCaller, ToExecutor, cycles};
 
 use crate::arrival::Arrival;
 use crate::limit::Limits;
@@ -238,8 +236,7 @@ impl Executor {
                 _ => continue,
             };
             self.starts.remove(call);
-            self.limits.leave_queue(*call);
-            self.link.area().count_end(end);
+            self.limits.end_unrun(*call, end);
         }
         self.carry_out(out, Some((arrival, &body)))?;
         self.evict_beyond_memory()?;
@@ -436,12 +433,7 @@ impl Executor {
 
     /// A function has ended, perhaps because its time was over.
     pub(crate) fn end_function(&mut self, context: u32, call: CallId, ended: Ended, stamps: Stamps, is_killed: bool) {
-        self.limits.end(context);
-        self.link.area().count_end(match ended.signal {
-            _ if is_killed => CallEnd::Killed,
-            0 | EXITS => CallEnd::Returned,
-            _ => CallEnd::Signalled,
-        });
+        self.limits.end(context, &ended, is_killed);
         self.running.remove(&call);
         self.returned.remove(&call);
         let mut out = Vec::new();

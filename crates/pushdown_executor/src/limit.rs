@@ -21,7 +21,7 @@ use std::time::Duration;
 use bare::alarm::{Alarm, now};
 use bare::system_call::{Errno, system_call};
 use page_coherence::{CallId, PageNumber, Right, RunMap};
-use pushdown::{Area, CONTEXTS_MAX};
+use pushdown::{Area, CONTEXTS_MAX, CallEnd, EXITS, Ended};
 
 use crate::context::Context;
 
@@ -124,8 +124,19 @@ impl Limits {
         }
     }
 
-    /// The function of a context has ended.
-    pub(crate) fn end(&mut self, context: u32) {
+    /// A call has ended whose function has not run.
+    pub(crate) fn end_unrun(&mut self, call: CallId, end: CallEnd) {
+        self.leave_queue(call);
+        self.area.count_end(end);
+    }
+
+    /// The function of a context has ended, perhaps because its time was over.
+    pub(crate) fn end(&mut self, context: u32, ended: &Ended, is_killed: bool) {
+        self.area.count_end(match ended.signal {
+            _ if is_killed => CallEnd::Killed,
+            0 | EXITS => CallEnd::Returned,
+            _ => CallEnd::Signalled,
+        });
         if let Some(running) = self.running.get_mut(context as usize) {
             *running = None;
             OVER[context as usize].store(0, Ordering::SeqCst);

@@ -22,7 +22,7 @@
 //! 5. `SIGXCPU`: the function's time is over, which ends it too (`limit`).
 //!
 //! # Confinement
-//! Whoever starts it, it closes all files but its socket, and has a filter of system calls (`sandbox`). If the role *executors* starts it, it
+//! In every case it closes all files but its socket, and has a filter of system calls (`sandbox`). If the role *executors* starts it, it
 //! has namespaces of its own: no process, network or file of the host can be named there. It leaves the host's file system once the
 //! loader and the kernel's list of its mappings were needed for the last time (`empty_root`).
 

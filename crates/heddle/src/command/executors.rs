@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use executors::{ExecutorsSettings, OwnersAllowed};
 use heddle_cli::beside;
-use node::executors::ExecutorsNode;
 
+use super::executors_node::ExecutorsNode;
 use crate::cli::executors::FarMemoryExecutorsArguments;
 use crate::failure::CommandError;
 use crate::output;

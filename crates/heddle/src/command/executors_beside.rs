@@ -6,7 +6,7 @@ use std::io;
 use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
-use node::ExecutorsFile;
+use executors::ExecutorsFile;
 use tokio::task::JoinHandle;
 
 use crate::failure::CommandError;

@@ -15,6 +15,7 @@ pub mod down;
 pub mod elastic;
 pub mod executors;
 mod executors_beside;
+mod executors_node;
 mod executors_top;
 pub mod farmem;
 mod farmem_profile;

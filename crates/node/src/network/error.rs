@@ -16,9 +16,6 @@ pub enum NodeError {
     /// Signatures cannot be verified in the way that the configuration demands.
     #[error(transparent)]
     Crypto(identity::Error),
-    /// The role executors cannot start.
-    #[error(transparent)]
-    Executors(executors::ExecutorsError),
     /// The directory holds a network already.
     #[error("{} holds a network already; run it, or choose another directory", .0.display())]
     Exists(PathBuf),
@@ -186,7 +183,6 @@ impl NodeError {
             NodeError::Crypto(error) => error.kind(),
             NodeError::Exists(_)
             | NodeError::Absent(_)
-            | NodeError::Executors(_)
             | NodeError::UnknownContract { .. }
             | NodeError::ChaincodeValues(_)
             | NodeError::PoliciesChanged { .. } => ErrorKind::Rejected,

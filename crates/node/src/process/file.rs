@@ -17,9 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::sections;
 pub use super::sections::{
-    ChaincodePortFile, ComputeFile, CopyFile, DonorFile, ExecutorsFile, GatewayFile, JoiningFile, LocalStoresFile,
-    MemoryFile, OrderLogFile, OrdererFile, PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile,
-    StorageFile,
+    ChaincodePortFile, ComputeFile, CopyFile, DonorFile, GatewayFile, JoiningFile, LocalStoresFile, MemoryFile,
+    OrderLogFile, OrdererFile, PeerNodesFile, PooledFile, RaftFile, RaftMemberFile, Secret, SiftFile, StorageFile,
 };
 use crate::config::{
     ClientLimits, ConfigError, ContractsConfig, CryptoConfig, HeddleConfig, SAVEPOINT_BLOCKS_MAX, pool,
@@ -87,7 +86,7 @@ pub struct NodeFile {
     pub memory: Option<MemoryFile>,
     /// Of a memory node: the role executors, which `heddle node memory` runs beside it, as a process of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub executors: Option<ExecutorsFile>,
+    pub executors: Option<executors::ExecutorsFile>,
     /// Of a memory node that holds the orderers' log.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order_log: Option<OrderLogFile>,

@@ -24,4 +24,3 @@ pub use file::{NodeFile, ProcessRole};
 pub(crate) use links::tcp_tls;
 pub use ready::Ready;
 pub use running::Process;
-pub use sections::ExecutorsFile;

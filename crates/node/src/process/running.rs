@@ -14,7 +14,6 @@ use crate::process::end::ProcessEnd;
 use crate::process::file::{NodeFile, ProcessRole};
 use crate::process::links::{self};
 use crate::process::ready::Ready;
-use crate::process::sections::ExecutorsFile;
 use crate::services::Services;
 #[cfg(debug_assertions)]
 use crate::services::{FAULTS_VARIABLE, inject_faults};
@@ -29,7 +28,7 @@ pub struct Process {
     stop: CancellationToken,
     services: Services,
     tasks: Vec<JoinHandle<()>>,
-    executors: Option<ExecutorsFile>,
+    executors: Option<executors::ExecutorsFile>,
     /// Left when everything else has stopped.
     _limits: LimitedProcess,
 }
@@ -107,7 +106,7 @@ impl Process {
     }
 
     /// The role executors that the program has to run beside this process, if the file says so.
-    pub fn executors(&self) -> Option<&ExecutorsFile> {
+    pub fn executors(&self) -> Option<&executors::ExecutorsFile> {
         self.executors.as_ref()
     }
 

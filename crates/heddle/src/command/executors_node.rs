@@ -1,4 +1,4 @@
-//! The role *executors* as a program: the role of the crate of that name, with a page of metrics and health.
+//! The role *executors* with a page of metrics and health.
 //!
 //! The role has a thread of its own, which waits in the kernel. Health names executors that do not answer: they are their owner's
 //! matter, so that health stays good. It is bad once the role itself has ended.
@@ -10,14 +10,14 @@ use async_trait::async_trait;
 use base::event;
 use base::rt::CancellationToken;
 use executors::{ExecutorsRole, ExecutorsSettings};
+use node::metrics::{MetricsSource, serve};
+use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use crate::metrics::{self, MetricsSource};
-use crate::network::NodeError;
-use crate::ports;
+use crate::failure::CommandError;
 
 /// A running role.
-pub struct ExecutorsNode {
+pub(super) struct ExecutorsNode {
     role: Arc<ExecutorsRole>,
     metrics: Option<SocketAddr>,
     stop: CancellationToken,
@@ -45,28 +45,33 @@ impl ExecutorsNode {
     /// Starts the role, and its page of metrics if it has an address.
     ///
     /// # Errors
-    /// [`NodeError`] says what is missing, and how to have it.
-    pub async fn start(settings: ExecutorsSettings, metrics: Option<SocketAddr>) -> Result<ExecutorsNode, NodeError> {
+    /// What is missing, and how to have it.
+    pub(super) async fn start(
+        settings: ExecutorsSettings,
+        metrics: Option<SocketAddr>,
+    ) -> Result<ExecutorsNode, CommandError> {
         event::register(base::admission::EVENTS);
         let listener = match metrics {
-            Some(address) => Some(ports::bind(address, "--metrics").await?),
+            Some(address) => Some(TcpListener::bind(address).await.map_err(|error| {
+                CommandError::new(format!("cannot listen on {address}: {error}; change --metrics"))
+            })?),
             None => None,
         };
-        let role = Arc::new(ExecutorsRole::start(settings).map_err(NodeError::Executors)?);
+        let role = Arc::new(ExecutorsRole::start(settings).map_err(CommandError::new)?);
         let stop = CancellationToken::new();
-        let metrics = listener.as_ref().map(ports::local);
+        let metrics = listener.as_ref().and_then(|listener| listener.local_addr().ok());
         let serving =
-            listener.map(|listener| tokio::spawn(metrics::serve(listener, RolePages(Arc::clone(&role)), stop.clone())));
+            listener.map(|listener| tokio::spawn(serve(listener, RolePages(Arc::clone(&role)), stop.clone())));
         Ok(ExecutorsNode { role, metrics, stop, serving })
     }
 
     /// Where its metrics are.
-    pub fn metrics(&self) -> Option<SocketAddr> {
+    pub(super) fn metrics(&self) -> Option<SocketAddr> {
         self.metrics
     }
 
     /// Completes when the role has ended without having been asked, with the reason.
-    pub async fn ended(&self) -> String {
+    pub(super) async fn ended(&self) -> String {
         match self.wait().await {
             true => "the role executors has ended".to_owned(),
             false => "the role executors has ended by a panic; see its log".to_owned(),
@@ -74,12 +79,12 @@ impl ExecutorsNode {
     }
 
     /// Has the role stop: it admits nobody any more, and ends with the last function, or when the grace of its settings is over.
-    pub fn begin_stop(&self) {
+    pub(super) fn begin_stop(&self) {
         self.role.begin_stop();
     }
 
     /// Completes when the role has ended after [`begin_stop`](ExecutorsNode::begin_stop).
-    pub async fn stopped(&self) {
+    pub(super) async fn stopped(&self) {
         self.wait().await;
         self.stop.cancel();
         if let Some(serving) = &self.serving {

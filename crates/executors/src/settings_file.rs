@@ -1,0 +1,45 @@
+//! The role's settings in the file of a memory node, which is run beside it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The table `[executors]` of a memory node's file: the role beside that node. The keys are the options of `heddle farmem executors`, which has their
+/// defaults.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExecutorsFile {
+    /// Where programs connect.
+    pub socket: PathBuf,
+    /// The program of executors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executor: Option<PathBuf>,
+    /// Users that may have executors beside root and the role's user.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub owners: Vec<u32>,
+    /// Every user may.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub any_owner: bool,
+    /// The most executors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub executors_max: Option<u32>,
+    /// The most executors of one owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_owner: Option<u32>,
+    /// The most functions that run at the same time in an executor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contexts: Option<u32>,
+    /// Bytes of an executor's memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Processors of an executor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub processor: Option<f64>,
+    /// After how many seconds without an answer an executor is killed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub silence_seconds: Option<u64>,
+    /// Where the role serves its metrics.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<SocketAddr>,
+}
