@@ -38,6 +38,8 @@ pub struct Link {
 
 /// Turns of a thread that looks for messages between two in which it lets others run: some 8 µs, in which most answers come.
 const YIELD_EVERY: u32 = 256;
+/// If letting others run takes longer, some 2 µs, another thread ran.
+const YIELD_CYCLES: u64 = 5_000;
 
 impl Link {
     /// The end of this side.
@@ -182,7 +184,7 @@ impl Link {
     /// Looks for messages without sleeping, up to `turns` times, until there is one or `done` says so. Returns whether either happened.
     ///
     /// The scheduler often lets a thread that was woken wait for the processor of the one that has woken it, rather than take another. So a
-    /// thread that looks lets others run: at once if it has woken one or was woken, and now and then.
+    /// thread that looks lets others run: at once if it has woken one or was woken, or another ran the last time, and now and then.
     fn look(&self, turns: u32, done: impl Fn() -> bool) -> bool {
         let first = u32::from(!self.may_share.swap(false, Ordering::Relaxed));
         for turn in first..turns {
@@ -190,7 +192,9 @@ impl Link {
                 return true;
             }
             if turn % YIELD_EVERY == 0 {
+                let since = cycles();
                 yield_processor();
+                self.may_share.store(cycles().saturating_sub(since) > YIELD_CYCLES, Ordering::Relaxed);
             } else {
                 spin_loop();
             }
