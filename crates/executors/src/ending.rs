@@ -35,7 +35,7 @@ pub(crate) enum ExitStatus {
     Exited(i32),
     /// By this signal.
     Signalled(i32),
-    /// Nobody knows.
+    /// Another thread of the role's process has asked before.
     Unknown,
 }
 

@@ -19,7 +19,7 @@ pub enum ExecutorsError {
     },
     /// The machine forbids namespaces.
     #[error(
-        "no process can be started in namespaces of its own: {0}. Start the role as root, or allow them: sysctl \
+        "no process can be started in new namespaces: {0}. Start the role as root, or allow them: sysctl \
          user.max_user_namespaces=10000, kernel.unprivileged_userns_clone=1 and, with AppArmor, \
          kernel.apparmor_restrict_unprivileged_userns=0. --without-namespaces does without them: executors then see the \
          host's processes, network and files as far as their filter of system calls lets them"

@@ -1,4 +1,4 @@
-//! A process for an executor: in namespaces of its own, with three or four descriptors, and held until its limits are in force.
+//! Starts the process of an executor: in new namespaces, with no descriptors but its own, and waiting until its limits are in force.
 //!
 //! 1. The role copies itself (`clone3`) into new namespaces. The copy waits for a byte.
 //! 2. The role moves the copy into its cgroup, and says which user of the host its only user is.

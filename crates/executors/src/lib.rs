@@ -1,7 +1,7 @@
 //! The role *executors*: runs the executors of programs that push functions down (TELEPORT, section 3), beside memory nodes.
 //!
-//! A program that asks the role has no child. The role starts `heddle-executor` for it, in a place of its own: with the program's memory and
-//! nothing else of the host, within limits, and under supervision. [`pushdown`] has what the program and its executor say to each other; the
+//! The role starts `heddle-executor` for a program, which otherwise would start it as its child. The executor has the program's memory and
+//! nothing else of the host; the role limits and supervises it. [`pushdown`] has what the program and its executor say to each other; the
 //! role reads nothing of that but the head of their area.
 //!
 //! ```no_run
@@ -24,7 +24,7 @@
 //! 2. **Hello.** The program sends [`RoleRequest::Hello`](pushdown::RoleRequest) with two descriptors: the area, and the executor's end of its
 //!    pair of sockets. The role checks versions, the processor's extensions, the owner, the bounds, and the descriptors: the area is memory of its
 //!    exact size that can never shrink. What does not hold is refused by name, and the connection is closed.
-//! 3. **Starting.** The role makes a cgroup with the limits, and a process in namespaces of its own (user, process, network, mount, IPC, name,
+//! 3. **Starting.** The role makes a cgroup with the limits, and a process in new namespaces (user, process, network, mount, IPC, name,
 //!    cgroup). The process waits until it is in its cgroup and has its user: the owner, or the role's own user if the role is not root. It keeps
 //!    the two descriptors and `/dev/userfaultfd`, loses the environment, and becomes `heddle-executor`, which leaves the file system, gives its
 //!    rights up and filters its system calls before it runs a function. The role answers with the process's number.
@@ -37,7 +37,7 @@
 //!    memory, when it is silent, or with the role: the kernel kills it when the role's thread is gone. The role learns of it by the process's
 //!    descriptor, says why ([`RoleNotice::Ended`](pushdown::RoleNotice)) on the connection, and removes the cgroup.
 //! 7. **Stopping.** The role admits nobody any more. Executors go on until no function runs and none waits, for the grace of the settings at most.
-//!    Then all are killed, and their programs are told.
+//!    Then the role kills all executors, and tells their programs why.
 //!
 //! | message | direction | what the receiver does |
 //! |---|---|---|

@@ -380,7 +380,7 @@ impl Server {
         if let Some(group) = member.parts.group.take() {
             self.remove_group(slot, group);
         }
-        // A program that is told finds that it is so.
+        // First, so that a program which was told why sees numbers that agree.
         self.publish();
         tell(&member.parts.control, &RoleNotice::Ended(ending.reason).encode());
     }

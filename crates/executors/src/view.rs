@@ -223,7 +223,7 @@ mod tests {
         }
         let mut many = bytes.to_vec();
         many[8..12].fill(0xff);
-        assert!(RoleView::decode(many.into()).is_err(), "it has no room for so many");
+        assert!(RoleView::decode(many.into()).is_err(), "it is longer than a view may be");
     }
 
     #[test]

@@ -20,7 +20,7 @@
 //!
 //! # The time that a function runs
 //! It is measured by the accesses themselves. The time between two accesses of a thread is that of the function which makes both.
-//! If they are of two functions, each gets half of it, but not more than half a millisecond: nobody knows what ran in between.
+//! If they are of two functions, each gets half of it, but not more than half a millisecond: what ran in between is unknown.
 //! Waiting for pages is part of the time; the profile's own work is not.
 //!
 //! # Guarantees

@@ -65,7 +65,7 @@ fn functions_are_ranked_by_their_accesses_and_those_of_the_runtime_are_their_cal
 #[test]
 fn a_function_runs_from_one_of_its_accesses_to_the_next() {
     let mut profile = profile();
-    // From place to place of one function, to another function and back, and a long time of nobody knows what.
+    // Times between accesses of one function, from it to another one, and back after a long pause.
     profile.runs = vec![run(1, 2, 300 * MILLI, 9 * MILLI), run(1, 1, 100 * MILLI, MILLI)];
     profile.runs.extend([run(2, 3, 40 * MILLI, 40 * MILLI), run(3, 1, 10_000 * MILLI, MILLI)]);
     let report = FunctionReport::new(&profile, Duration::from_secs(20));

@@ -28,7 +28,7 @@ impl RoleProcess {
     pub fn start(socket: &Path, settings: &str) -> RoleProcess {
         let test = std::env::current_exe().expect("the test has a file");
         let mut command = Command::new(test);
-        command.args(["--exact", "running::role_process::serve", "--ignored", "--nocapture"]);
+        command.args(["--exact", "running::role_process::serve", "--nocapture"]);
         command.env(SETTINGS, format!("socket={} {settings}", socket.display()));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("this test can be started");
         let output = BufReader::new(child.stdout.take().expect("it is a pipe"));
@@ -124,10 +124,16 @@ fn settings(words: &str) -> ExecutorsSettings {
     settings
 }
 
+/// With settings in the environment this is the role of another test. Without them it checks how they are read.
 #[test]
-#[ignore = "it is a process of other tests"]
 fn serve() {
-    let Ok(words) = std::env::var(SETTINGS) else { return };
+    let Ok(words) = std::env::var(SETTINGS) else {
+        let read = settings("socket=/tmp/role per_owner=2 memory_mib=64 silence_ms=500 namespaces=0");
+        assert_eq!((read.socket.to_str(), read.per_owner_max), (Some("/tmp/role"), 2));
+        assert_eq!((read.memory_bytes, read.silence), (Some(64 << 20), Duration::from_millis(500)));
+        assert!(!read.has_namespaces && settings("limits=0").memory_bytes.is_none());
+        return;
+    };
     let role = ExecutorsRole::start(settings(&words)).unwrap_or_else(|error| panic!("no role: {error}"));
     println!("\n{READY}");
     for line in std::io::stdin().lines() {
