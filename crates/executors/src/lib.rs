@@ -69,6 +69,8 @@ mod client;
 mod ending;
 mod error;
 pub mod events;
+#[doc(hidden)]
+pub mod fuzz;
 #[cfg(test)]
 mod hostile_tests;
 mod launch;

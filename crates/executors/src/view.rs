@@ -8,6 +8,7 @@
 //! ```
 //!
 //! Memory and processor time are all ones if they are unknown, and so is a limit that there is not.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
 use pushdown::CallEnd;
@@ -187,37 +188,39 @@ pub(crate) fn shown_name(name: &str) -> String {
     printable.take(NAME_BYTES_MAX).collect()
 }
 
+/// Views that tests and fuzzing begin with.
+pub(crate) fn samples() -> [RoleView; 2] {
+    let executor = ExecutorView {
+        owner: 1000,
+        program: 7,
+        process: 8,
+        name: "analyse".to_owned(),
+        condition: ExecutorCondition::Sick,
+        contexts: 4,
+        running: 2,
+        waiting: 3,
+        age_ms: 60_000,
+        silence_ms: 2500,
+        begun: 90,
+        ended: [80, 1, 2, 3, 4],
+        queued_ns: 5,
+        memory_bytes: Some(64 << 20),
+        memory_limit_bytes: None,
+        processor_us: None,
+    };
+    let other = ExecutorView { name: String::new(), condition: ExecutorCondition::Ending, ..executor.clone() };
+    [RoleView::default(), RoleView { is_stopping: true, executors_max: 16, executors: vec![executor, other] }]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn view() -> RoleView {
-        let executor = ExecutorView {
-            owner: 1000,
-            program: 7,
-            process: 8,
-            name: "analyse".to_owned(),
-            condition: ExecutorCondition::Sick,
-            contexts: 4,
-            running: 2,
-            waiting: 3,
-            age_ms: 60_000,
-            silence_ms: 2500,
-            begun: 90,
-            ended: [80, 1, 2, 3, 4],
-            queued_ns: 5,
-            memory_bytes: Some(64 << 20),
-            memory_limit_bytes: None,
-            processor_us: None,
-        };
-        let other = ExecutorView { name: String::new(), condition: ExecutorCondition::Ending, ..executor.clone() };
-        RoleView { is_stopping: true, executors_max: 16, executors: vec![executor, other] }
-    }
-
     #[test]
     fn a_view_decodes_to_itself_and_prefixes_do_not_decode() {
-        let bytes = view().encode();
-        assert_eq!(RoleView::decode(bytes.clone()).expect("well-formed"), view());
+        let [_, view] = samples();
+        let bytes = view.encode();
+        assert_eq!(RoleView::decode(bytes.clone()).expect("well-formed"), view);
         for end in 0..bytes.len() {
             assert!(RoleView::decode(bytes.slice(..end)).is_err());
         }

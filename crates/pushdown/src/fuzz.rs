@@ -1,17 +1,20 @@
-//! Fuzz harness of the messages; see [`base::fuzz`]. The first four bytes of an input are the kind of the frame, the others its bytes.
+//! Fuzz harnesses of the messages between caller and executor, and between a program and the role; see [`base::fuzz`].
 
 use std::num::NonZeroU32;
 
 use base::Bytes;
-use base::fuzz::{FuzzTarget, InputShape, authenticated};
+use base::fuzz::{FuzzTarget, InputShape, authenticated, untrusted};
 use page_coherence::{Access, CallId, PageNumber};
 
 use crate::message::{Ended, MappingKind, Registers, Stamps, ToCaller, ToExecutor};
 use crate::ring::Frame;
+use crate::role_messages::{ROLE_VERSION, RoleNotice, RoleRequest};
 
-/// The target of this module.
-pub const TARGETS: &[FuzzTarget] =
-    &[FuzzTarget { name: "pushdown-messages", shape: InputShape::Bytes, run: messages, seeds: samples }];
+/// The targets of this module. The first four bytes of an input of `pushdown-messages` are the kind of the frame, the others its bytes.
+pub const TARGETS: &[FuzzTarget] = &[
+    FuzzTarget { name: "pushdown-messages", shape: InputShape::Bytes, run: messages, seeds: samples },
+    FuzzTarget { name: "pushdown-role-messages", shape: InputShape::Bytes, run: role_messages, seeds: role_samples },
+];
 
 fn input_of((kind, bytes): (u32, Bytes)) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &bytes].concat()
@@ -67,6 +70,32 @@ pub fn messages(input: &[u8]) {
     }
     if let Ok(message) = authenticated(input, || ToCaller::decode(frame)) {
         assert_eq!(input_of(message.encode()), input, "{message:?}");
+    }
+}
+
+/// One of each message to and from the role.
+fn role_samples() -> Vec<Vec<u8>> {
+    let requests = [RoleRequest::hello(4), RoleRequest::Show { version: ROLE_VERSION }];
+    let notices = [
+        RoleNotice::Started(77),
+        RoleNotice::Refused("all places are taken".to_owned()),
+        RoleNotice::Ended("its memory was full".to_owned()),
+        RoleNotice::Shown(Bytes::from_static(b"view")),
+    ];
+    let requests = requests.iter().map(|request| request.encode().to_vec());
+    requests.chain(notices.iter().map(|notice| notice.encode().to_vec())).collect()
+}
+
+/// Decodes a message as the role and as a program do. A notice that decodes is its only encoding; of a request of another version only the
+/// beginning counts.
+pub fn role_messages(input: &[u8]) {
+    if let Ok(request) = untrusted(input, || RoleRequest::decode(input)) {
+        let again = RoleRequest::decode(&request.encode()).expect("what was encoded decodes");
+        assert_eq!(again, request);
+    }
+    let message = Bytes::copy_from_slice(input);
+    if let Ok(notice) = authenticated(input, || RoleNotice::decode(message)) {
+        assert_eq!(notice.encode(), input, "{notice:?}");
     }
 }
 
