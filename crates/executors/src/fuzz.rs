@@ -7,7 +7,7 @@ use crate::view::{RoleView, samples};
 
 /// The target of this module.
 pub const TARGETS: &[FuzzTarget] =
-    &[FuzzTarget { name: "executors-views", shape: InputShape::Bytes, run: views, seeds: seeds }];
+    &[FuzzTarget { name: "executors-views", shape: InputShape::Bytes, run: views, seeds }];
 
 fn seeds() -> Vec<Vec<u8>> {
     samples().iter().map(|view| view.encode().to_vec()).collect()

@@ -111,7 +111,7 @@ impl ExecutorView {
 impl RoleView {
     /// As a message.
     pub(crate) fn encode(&self) -> Bytes {
-        let mut writer = Writer::with_capacity(64 + 160 * self.executors.len());
+        let mut writer = Writer::with_capacity(self.executors.len().saturating_mul(160).saturating_add(64));
         writer.flag(self.is_stopping).zeros(3).u32(self.executors_max).u32(self.executors.len() as u32);
         for executor in &self.executors {
             let ExecutorView { owner, program, process, condition, contexts, running, waiting, .. } = *executor;
