@@ -61,6 +61,8 @@ pub fn targets() -> Vec<FuzzTarget> {
         chain::TARGETS.to_vec(),
         contract::TARGETS.to_vec(),
         #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+        executor_relay::fuzz::TARGETS.to_vec(),
+        #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
         executors::fuzz::TARGETS.to_vec(),
         ::contract::shim::fuzz::TARGETS.to_vec(),
         identity::TARGETS.to_vec(),

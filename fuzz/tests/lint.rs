@@ -24,6 +24,7 @@ const DECODERS: &[&str] = &[
     "contract/src/packages/package.rs",
     "contract/src/shim/answer.rs",
     "contract/src/shim/registration.rs",
+    "executor_relay/src/message.rs",
     "executors/src/view.rs",
     "pushdown/src/message.rs",
     "pushdown/src/role_messages.rs",

@@ -51,6 +51,7 @@ const LAYERS: &[(&str, u32)] = &[
     ("manager", 7),
     ("gateway", 8),
     ("link_transport", 8),
+    ("executor_relay", 8),
     ("node", 9),
     ("heddle", 10),
     ("simulator", 10),
@@ -61,6 +62,7 @@ const LAYERS: &[(&str, u32)] = &[
 
 /// Dependencies that break the layers, each with its reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    ("executor_relay", "link_transport", "its tests carry its links over mutual TLS; it knows no transport itself"),
     ("ordered_log", "ordered_log", "its tests need its own conformance suite, a feature"),
     ("rma", "rma", "its tests need its own conformance suite, a feature"),
     ("sift", "sift", "its tests need its own simulated memory nodes, a feature"),
@@ -85,6 +87,7 @@ const UNSAFE: &[&str] = &[
     "pushdown_caller",
     "pushdown_executor",
     "executors",
+    "executor_relay",
 ];
 /// Files of other crates that may: the vector instructions of the P-256 verifier (ADR 34), and measured functions that share pages
 /// without coherence (ADR 54).

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use base::event::Counter;
-use pushdown::{ProcessorFeatures, RELEASE, ROLE_VERSION, VERSION};
+use pushdown::{ProcessorFeatures, RELEASE, ROLE_VERSION, RoleHello, VERSION};
 
 use crate::events;
 use crate::settings::ExecutorsSettings;
@@ -11,13 +11,11 @@ use crate::settings::ExecutorsSettings;
 /// What a program asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Applicant {
-    /// The user that it runs as.
+    /// The user that it runs as, or that owns executors of its host.
     pub(crate) owner: u32,
-    pub(crate) version: u32,
-    pub(crate) area_version: u32,
-    pub(crate) contexts: u32,
-    pub(crate) features: ProcessorFeatures,
-    pub(crate) release: String,
+    /// The user that asks for a program of another host.
+    pub(crate) relay: Option<u32>,
+    pub(crate) hello: RoleHello,
     /// How many descriptors it has sent.
     pub(crate) descriptors: usize,
 }
@@ -39,6 +37,7 @@ pub(crate) enum Refusal {
     Release(String),
     Features(ProcessorFeatures),
     Owner(u32),
+    Elsewhere(u32),
     Contexts { wanted: u32, most: u32 },
     OwnerFull { owner: u32, most: usize },
     Full { most: usize },
@@ -56,7 +55,7 @@ impl Refusal {
             Refusal::Version(_) | Refusal::AreaVersion(_) | Refusal::Release(_) | Refusal::Features(_) => {
                 &events::RefusedRelease
             }
-            Refusal::Owner(_) => &events::RefusedOwner,
+            Refusal::Owner(_) | Refusal::Elsewhere(_) => &events::RefusedOwner,
             Refusal::OwnerFull { .. } | Refusal::Full { .. } => &events::RefusedFull,
             Refusal::Start(_) => &events::RefusedStart,
             Refusal::Malformed(_)
@@ -99,6 +98,15 @@ impl fmt::Display for Refusal {
                 f,
                 "user {owner} may have no executors here: start the role with --owner {owner}, or with --any-owner"
             ),
+            Refusal::Elsewhere(0) => {
+                write!(
+                    f,
+                    "a program of another host cannot have executors of root: name another user for its organisation"
+                )
+            }
+            Refusal::Elsewhere(relay) => {
+                write!(f, "user {relay} may not ask for programs of other hosts: only the role's user and root may")
+            }
             Refusal::Contexts { wanted, most } => write!(
                 f,
                 "{wanted} functions shall run at the same time, and the role allows {most}: set contexts in the options \
@@ -131,17 +139,22 @@ pub(crate) fn admit(
     applicant: &Applicant,
     open: OpenExecutors,
 ) -> Result<(), Refusal> {
-    let Applicant { owner, version, area_version, contexts, .. } = *applicant;
+    let Applicant { owner, relay, hello: RoleHello { version, area_version, contexts, .. }, .. } = *applicant;
     if version != ROLE_VERSION {
         return Err(Refusal::Version(version));
     }
     if area_version != VERSION {
         return Err(Refusal::AreaVersion(area_version));
     }
-    if applicant.release != RELEASE {
-        return Err(Refusal::Release(applicant.release.clone()));
+    if applicant.hello.release != RELEASE {
+        return Err(Refusal::Release(applicant.hello.release.clone()));
     }
-    let lacking = applicant.features.lacking_in(features);
+    if let Some(relay) = relay
+        && (owner == 0 || relay != 0 && relay != own)
+    {
+        return Err(Refusal::Elsewhere(if owner == 0 { owner } else { relay }));
+    }
+    let lacking = applicant.hello.features.lacking_in(features);
     if !lacking.is_empty() {
         return Err(Refusal::Features(lacking));
     }
@@ -171,15 +184,15 @@ mod tests {
     const NONE: OpenExecutors = OpenExecutors { all: 0, of_owner: 0 };
 
     fn applicant() -> Applicant {
-        Applicant {
-            owner: OWN,
-            version: ROLE_VERSION,
-            area_version: VERSION,
-            contexts: 2,
-            features: ProcessorFeatures::from_bits(0b1011),
-            release: RELEASE.to_owned(),
-            descriptors: 2,
-        }
+        Applicant { owner: OWN, relay: None, hello: hello(), descriptors: 2 }
+    }
+
+    fn hello() -> RoleHello {
+        RoleHello { features: ProcessorFeatures::from_bits(0b1011), ..RoleHello::of_this_build(2) }
+    }
+
+    fn with(hello: RoleHello) -> Applicant {
+        Applicant { hello, ..applicant() }
     }
 
     fn outcome(applicant: &Applicant, open: OpenExecutors) -> Result<(), Refusal> {
@@ -190,31 +203,42 @@ mod tests {
     #[test]
     fn a_program_of_this_release_gets_an_executor() {
         assert_eq!(outcome(&applicant(), NONE), Ok(()));
+        for relay in [0, OWN] {
+            assert_eq!(outcome(&Applicant { relay: Some(relay), ..applicant() }, NONE), Ok(()));
+        }
     }
 
     #[test]
     fn each_thing_that_does_not_hold_is_refused_by_name() {
         for (changed, open, expected, named) in [
-            (Applicant { version: 9, ..applicant() }, NONE, Refusal::Version(9), "upgrade the role"),
-            (Applicant { version: 0, ..applicant() }, NONE, Refusal::Version(0), "upgrade the library"),
-            (Applicant { area_version: 1, ..applicant() }, NONE, Refusal::AreaVersion(1), "upgrade the library"),
+            (with(RoleHello { version: 9, ..hello() }), NONE, Refusal::Version(9), "upgrade the role"),
+            (with(RoleHello { version: 0, ..hello() }), NONE, Refusal::Version(0), "upgrade the library"),
+            (with(RoleHello { area_version: 1, ..hello() }), NONE, Refusal::AreaVersion(1), "upgrade the library"),
             (
-                Applicant { release: "9.9".to_owned(), ..applicant() },
+                with(RoleHello { release: "9.9".to_owned(), ..hello() }),
                 NONE,
                 Refusal::Release("9.9".to_owned()),
                 "same release",
             ),
             (
-                Applicant { features: ProcessorFeatures::from_bits(0b11_1000), ..applicant() },
+                with(RoleHello { features: ProcessorFeatures::from_bits(0b11_1000), ..hello() }),
                 NONE,
                 Refusal::Features(ProcessorFeatures::from_bits(0b11_0000)),
                 "sse3, ssse3",
             ),
             (Applicant { owner: 8, ..applicant() }, NONE, Refusal::Owner(8), "--owner 8"),
+            (
+                Applicant { owner: 8, relay: Some(8), ..applicant() },
+                NONE,
+                Refusal::Elsewhere(8),
+                "only the role's user and root",
+            ),
+            (Applicant { owner: 0, relay: Some(OWN), ..applicant() }, NONE, Refusal::Elsewhere(0), "executors of root"),
+            (Applicant { owner: 8, relay: Some(OWN), ..applicant() }, NONE, Refusal::Owner(8), "--owner 8"),
             (Applicant { descriptors: 0, ..applicant() }, NONE, Refusal::Descriptors(0), "0 descriptors"),
             (Applicant { descriptors: 3, ..applicant() }, NONE, Refusal::Descriptors(3), "3 descriptors"),
-            (Applicant { contexts: 5, ..applicant() }, NONE, Refusal::Contexts { wanted: 5, most: 4 }, "allows 4"),
-            (Applicant { contexts: 0, ..applicant() }, NONE, Refusal::Contexts { wanted: 0, most: 4 }, "0 functions"),
+            (with(RoleHello { contexts: 5, ..hello() }), NONE, Refusal::Contexts { wanted: 5, most: 4 }, "allows 4"),
+            (with(RoleHello { contexts: 0, ..hello() }), NONE, Refusal::Contexts { wanted: 0, most: 4 }, "0 functions"),
             (
                 applicant(),
                 OpenExecutors { all: 4, of_owner: 4 },

@@ -44,6 +44,18 @@ pub(crate) fn check_socket(file: &OwnedFd) -> Result<(), Refusal> {
     }
 }
 
+/// The area and the executor's socket of a hello, which had so many descriptors.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn area_and_socket(files: Vec<OwnedFd>, files_sent: usize) -> Result<(OwnedFd, OwnedFd), Refusal> {
+    let files: Result<[OwnedFd; 2], _> = files.try_into();
+    let [area, socket] = files.map_err(|_| Refusal::Descriptors(files_sent))?;
+    check_area(&area)?;
+    check_socket(&socket)?;
+    Ok((area, socket))
+}
+
 /// What the executor says in the head of its area; `None` if that makes no sense.
 pub(crate) fn read_load(area: &OwnedFd) -> Option<ExecutorLoad> {
     let mut head = [0; AREA_HEAD_BYTES];

@@ -39,6 +39,7 @@ pub fn show(path: &Path) -> Result<RoleView, ExecutorsError> {
     bytes.truncate(received.bytes);
     match RoleNotice::decode(Bytes::from(bytes)) {
         Ok(RoleNotice::Shown(view)) => RoleView::decode(view).map_err(|error| odd(&error.to_string())),
+        Ok(RoleNotice::Refused(reason)) => Err(ExecutorsError::Refused { path: path.to_path_buf(), reason }),
         Ok(_) => Err(odd("it shows nothing")),
         Err(error) => Err(odd(&error.to_string())),
     }

@@ -40,6 +40,14 @@ pub enum ExecutorsError {
         /// What it says.
         source: io::Error,
     },
+    /// What is there shows nothing.
+    #[error("{}: {reason}", path.display())]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// The role answers with something else than it should.
     #[error("{}: {problem}; is a role of another release there?", path.display())]
     Answer {

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use base::Bytes;
 use pushdown::{
-    AREA_BYTES, NOTICE_BYTES_MAX, ProcessorFeatures, RELEASE, ROLE_VERSION, RoleNotice, RoleRequest, VERSION,
+    AREA_BYTES, NOTICE_BYTES_MAX, ProcessorFeatures, ProgramElsewhere, RELEASE, RoleHello, RoleNotice, RoleRequest,
+    VERSION,
 };
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -57,7 +58,7 @@ fn area(bytes: u64, seals: SealFlags) -> OwnedFd {
 
 fn refused(socket: &Path, message: &[u8], files: &[BorrowedFd<'_>]) -> String {
     let client = client(socket);
-    send_with(&client, message, files);
+    send_with(&client, message, files).expect("the role is there");
     match answer(&client) {
         Some(RoleNotice::Refused(reason)) => {
             assert_eq!(answer(&client), None, "the connection is closed");
@@ -75,13 +76,12 @@ fn a_hello_that_does_not_hold_is_refused_by_name() {
     let good = area(AREA_BYTES as u64, SealFlags::SHRINK);
     let (one, _other) = UnixStream::pair().expect("sockets");
     let one = OwnedFd::from(one);
-    let with = |features, release: &str, area_version| RoleRequest::Hello {
-        version: ROLE_VERSION,
-        area_version,
-        contexts: 1,
-        features,
-        release: release.to_owned(),
+    let with = |features, release: &str, area_version| {
+        let hello = RoleHello { area_version, features, release: release.to_owned(), ..RoleHello::of_this_build(1) };
+        RoleRequest::Hello(hello, None)
     };
+    let of_root = ProgramElsewhere { user: 0, group: 0, process: 1, name: "far".to_owned() };
+    let of_root = RoleRequest::Hello(RoleHello::of_this_build(1), Some(of_root)).encode();
     let none = ProcessorFeatures::default();
     let files = [good.as_fd(), one.as_fd()];
     let (unsealed, short) = (area(AREA_BYTES as u64, SealFlags::GROW), area(4096, SealFlags::SHRINK));
@@ -96,6 +96,7 @@ fn a_hello_that_does_not_hold_is_refused_by_name() {
         (&with(none, "0.0.1", VERSION).encode(), &files, "same release"),
         (&with(ProcessorFeatures::from_bits(u64::MAX), RELEASE, VERSION).encode(), &files, "processors lack"),
         (&RoleRequest::hello(17).encode(), &files, "the role allows"),
+        (&of_root, &files, "executors of root"),
         (&hello, &[], "0 descriptors"),
         (&hello, &[good.as_fd()], "1 descriptors"),
         (&hello, &[good.as_fd(), one.as_fd(), one.as_fd()], "3 descriptors"),
@@ -118,8 +119,8 @@ fn an_executor_that_ends_at_once_is_reported_with_its_status() {
     let client = client(&socket);
     let (one, _other) = UnixStream::pair().expect("sockets");
     let (area, one) = (area(AREA_BYTES as u64, SealFlags::SHRINK), OwnedFd::from(one));
-    send_with(&client, &RoleRequest::hello(1).encode(), &[area.as_fd(), one.as_fd()]);
-    assert!(matches!(answer(&client), Some(RoleNotice::Started(process)) if process > 0));
+    send_with(&client, &RoleRequest::hello(1).encode(), &[area.as_fd(), one.as_fd()]).expect("the role is there");
+    assert!(matches!(answer(&client), Some(RoleNotice::Started { process, is_elsewhere: false }) if process > 0));
     // The program is another one, which returns.
     assert_eq!(answer(&client), Some(RoleNotice::Ended("its program ended".to_owned())));
     assert_eq!(answer(&client), None);

@@ -58,7 +58,8 @@
 //!
 //! - Linux 6.11 on x86-64; namespaces that the role's user may make, and cgroups that it may make groups in, unless the settings do without.
 //! - Above: `heddle farmem executors` is the command, with metrics and health; a memory node's file has it run beside that node.
-//! - The executor of a program on another host is not there: both have one memory for their area.
+//! - Programs of other hosts come by the relay (`heddle-executor-relay`), which is a program to the role. Root's and the role's own
+//!   processes alone may ask for another user ([`ProgramElsewhere`](pushdown::ProgramElsewhere)), who is never root.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![deny(missing_docs)]
@@ -78,6 +79,7 @@ mod member;
 mod owners;
 mod peer;
 mod published;
+pub mod relay;
 mod role;
 mod server;
 mod settings;

@@ -4,6 +4,8 @@
 
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
+use crate::view::shown_name;
+
 /// `SO_PEERPIDFD`.
 const PEER_PROCESS_DESCRIPTOR: i32 = 77;
 
@@ -34,6 +36,12 @@ pub(crate) fn identify(socket: &OwnedFd) -> Option<ClientIdentity> {
     // The kernel means nobody by this number.
     let user = Some(who.uid).filter(|user| *user != u32::MAX)?;
     Some(ClientIdentity { user, group: who.gid, process: u32::try_from(who.pid).unwrap_or(0), descriptor })
+}
+
+/// The name of a program, as the kernel shows it.
+pub(crate) fn program_name(process: u32) -> String {
+    let name = std::fs::read(format!("/proc/{process}/comm")).unwrap_or_default();
+    shown_name(&String::from_utf8_lossy(&name))
 }
 
 /// Reads an option of a socket.

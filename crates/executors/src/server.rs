@@ -8,18 +8,18 @@ use std::time::Duration;
 use bare::system_call::pause;
 use base::rt;
 use cgroup::{LimitedGroup, ProcessLimits};
-use pushdown::{ProcessorFeatures, REQUEST_BYTES_MAX, RoleNotice, RoleRequest};
+use pushdown::{ProcessorFeatures, ProgramElsewhere, REQUEST_BYTES_MAX, RoleNotice, RoleRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::admission::{Applicant, OpenExecutors, Refusal, admit};
-use crate::area_file::{check_area, check_socket};
+use crate::area_file::area_and_socket;
 use crate::ending::{ExitStatus, KillCause, ending};
 use crate::error::ExecutorsError;
 use crate::events;
 use crate::launch::{ExecutorProcess, Launcher};
 use crate::member::{Change, Member, MemberParts};
 use crate::owners::Owners;
-use crate::peer::ClientIdentity;
+use crate::peer::{ClientIdentity, program_name};
 use crate::published::{Published, Wish};
 use crate::settings::{ExecutorsSettings, OwnersAllowed};
 use crate::socket::{Listener, Received, receive, tell};
@@ -251,29 +251,34 @@ impl Server {
             Ok(Some(_)) | Err(_) => return self.close_stranger(id),
         };
         self.strangers.remove(id);
-        let Some((connection, client)) = self.connections.remove(&id) else { return };
+        let Some((connection, mut client)) = self.connections.remove(&id) else { return };
+        let mut name = None;
         let started = match RoleRequest::decode(&received.bytes) {
             Ok(RoleRequest::Show { .. }) => {
                 let view = self.view_for(client.user);
                 return tell(&connection, &RoleNotice::Shown(view.encode()).encode());
             }
-            Ok(RoleRequest::Hello { version, area_version, contexts, features, release }) => {
-                let (owner, descriptors) = (client.user, received.files_sent);
-                let applicant = Applicant { owner, version, area_version, contexts, features, release, descriptors };
+            Ok(RoleRequest::Hello(hello, elsewhere)) => {
+                let relay = elsewhere.is_some().then_some(client.user);
+                if let Some(ProgramElsewhere { user, group, process, name: of_program }) = elsewhere {
+                    client = ClientIdentity { user, group, process, ..client };
+                    name = Some(shown_name(&of_program));
+                }
+                let applicant = Applicant { owner: client.user, relay, hello, descriptors: received.files_sent };
                 self.start_executor(&applicant, &client, received)
             }
             Err(error) => Err(Refusal::Malformed(error.to_string())),
         };
         match started {
             Ok(StartedExecutor { slot, area, process, group }) => {
-                tell(&connection, &RoleNotice::Started(process.number()).encode());
+                tell(&connection, &RoleNotice::Started { process: process.number(), is_elsewhere: false }.encode());
                 let (number, program, owner) = (process.number(), client.process, client.user);
                 tracing::info!("executor {number} serves program {program} of user {owner}");
                 let parts = MemberParts {
                     owner,
                     program,
                     program_process: client.descriptor,
-                    name: program_name(program),
+                    name: name.unwrap_or_else(|| program_name(program)),
                     control: connection,
                     area,
                     process,
@@ -324,12 +329,7 @@ impl Server {
         let of_owner = self.members.values().filter(|member| member.parts.owner == applicant.owner).count();
         let open = OpenExecutors { all: self.members.len(), of_owner };
         admit(&self.settings, self.launcher.own_user(), self.features, applicant, open)?;
-        let count = received.files.len();
-        let files: Result<[OwnedFd; 2], _> = received.files.try_into();
-        let [area, socket] = files.map_err(|_| Refusal::Descriptors(count))?;
-        check_area(&area)?;
-        check_socket(&socket)?;
-        Ok((area, socket))
+        area_and_socket(received.files, received.files_sent)
     }
 
     /// Makes the group of a slot, if anything is limited.
@@ -490,12 +490,6 @@ impl Server {
         let view = self.view();
         self.published.publish(view, &self.owners);
     }
-}
-
-/// The name of a program, as the kernel shows it.
-fn program_name(process: u32) -> String {
-    let name = std::fs::read(format!("/proc/{process}/comm")).unwrap_or_default();
-    shown_name(&String::from_utf8_lossy(&name))
 }
 
 /// A number of some bytes that is the same in each run and each release (FNV-1a).

@@ -26,8 +26,18 @@ pub enum OwnersAllowed {
 }
 
 impl OwnersAllowed {
+    /// All, or these, or the role's own user if there are none.
+    pub fn new(any: bool, owners: impl IntoIterator<Item = u32>) -> OwnersAllowed {
+        let owners: BTreeSet<u32> = owners.into_iter().collect();
+        match (any, owners.is_empty()) {
+            (true, _) => OwnersAllowed::Any,
+            (false, true) => OwnersAllowed::Own,
+            (false, false) => OwnersAllowed::These(owners),
+        }
+    }
+
     /// Whether this user may have executors of a role that runs as `own`.
-    pub(crate) fn allows(&self, owner: u32, own: u32) -> bool {
+    pub fn allows(&self, owner: u32, own: u32) -> bool {
         owner == own || owner == 0 || matches!(self, OwnersAllowed::Any) || self.names(owner)
     }
 

@@ -1,5 +1,6 @@
 //! The role's settings in the file of a memory node, which is run beside it.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -39,6 +40,21 @@ pub struct ExecutorsFile {
     /// After how many seconds without an answer an executor is killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silence_seconds: Option<u64>,
+    /// Where relays of other hosts connect, as `tls:host:port`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
+    /// The certificate for their links.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
+    /// Its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// Files with the authorities of organisations, by the organisation's name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub trust: BTreeMap<String, PathBuf>,
+    /// The user that owns an organisation's executors, as `uid` or `uid:gid`, by the organisation's name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tenants: BTreeMap<String, String>,
     /// Where the role serves its metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,

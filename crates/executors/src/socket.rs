@@ -1,7 +1,7 @@
 //! The role's socket, and messages with descriptors on it.
 
 use std::fs::Permissions;
-use std::io::IoSliceMut;
+use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,8 +11,9 @@ use crate::error::ExecutorsError;
 use crate::peer::{ClientIdentity, identify};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType, accept_with, bind, connect, listen, recvmsg, send, socket_with,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen,
+    recvmsg, send, sendmsg, socket_with,
 };
 
 /// Connections that wait to be accepted.
@@ -126,17 +127,15 @@ pub(crate) fn tell(file: &OwnedFd, message: &[u8]) {
     let _ = send(file, message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
 }
 
-/// Sends a message with descriptors. For tests.
-#[cfg(test)]
-pub(crate) fn send_with(file: &OwnedFd, message: &[u8], files: &[BorrowedFd<'_>]) {
-    use std::io::IoSlice;
-
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, sendmsg};
-
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+/// Sends a message with descriptors.
+///
+/// # Errors
+/// Nobody is there, or has room.
+pub(crate) fn send_with(file: &OwnedFd, message: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+    let mut space = vec![MaybeUninit::uninit(); SendAncillaryMessage::ScmRights(files).size()];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(files)), "there is room");
+    if !files.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(Errno::NOBUFS);
     }
-    sendmsg(file, &[IoSlice::new(message)], &mut ancillary, SendFlags::NOSIGNAL).expect("the role is there");
+    sendmsg(file, &[IoSlice::new(message)], &mut ancillary, SendFlags::NOSIGNAL).map(|_| ())
 }

@@ -11,7 +11,7 @@ const PER_OWNER_MAX: usize = 16;
 const HELLO_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A connection, in the order of arrival.
-pub(crate) type StrangerId = u64;
+pub type StrangerId = u64;
 
 #[derive(Clone, Copy, Debug)]
 struct Stranger {
@@ -21,14 +21,14 @@ struct Stranger {
 
 /// Connections that have not said hello.
 #[derive(Default, Debug)]
-pub(crate) struct Strangers {
+pub struct Strangers {
     next: StrangerId,
     known: BTreeMap<StrangerId, Stranger>,
 }
 
 impl Strangers {
     /// A new connection, and the one that gives way to it.
-    pub(crate) fn add(&mut self, owner: u32, now: Duration) -> (StrangerId, Option<StrangerId>) {
+    pub fn add(&mut self, owner: u32, now: Duration) -> (StrangerId, Option<StrangerId>) {
         let of_owner = self.known.iter().filter(|(_, stranger)| stranger.owner == owner);
         let displaced = match (of_owner.clone().count() >= PER_OWNER_MAX, self.known.len() >= STRANGERS_MAX) {
             (true, _) => of_owner.map(|(id, _)| *id).next(),
@@ -45,12 +45,12 @@ impl Strangers {
     }
 
     /// A connection is none any more.
-    pub(crate) fn remove(&mut self, id: StrangerId) {
+    pub fn remove(&mut self, id: StrangerId) {
         self.known.remove(&id);
     }
 
     /// Forgets those whose time is over, and returns them.
-    pub(crate) fn expire(&mut self, now: Duration) -> Vec<StrangerId> {
+    pub fn expire(&mut self, now: Duration) -> Vec<StrangerId> {
         let late: Vec<StrangerId> =
             self.known.iter().filter(|(_, stranger)| stranger.until <= now).map(|(id, _)| *id).collect();
         self.known.retain(|_, stranger| stranger.until > now);
@@ -58,7 +58,7 @@ impl Strangers {
     }
 
     /// When the next one's time is over.
-    pub(crate) fn next_end(&self) -> Option<Duration> {
+    pub fn next_end(&self) -> Option<Duration> {
         self.known.values().map(|stranger| stranger.until).min()
     }
 }

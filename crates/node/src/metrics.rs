@@ -46,6 +46,7 @@ pub(crate) fn register() {
     event::register(validation::events::EVENTS);
     event::register(chain::events::EVENTS);
     event::register(executors::events::EVENTS);
+    event::register(executor_relay::events::EVENTS);
     event::register(contract::events::EVENTS);
     event::register(gateway::events::EVENTS);
     event::register(gateway::disk_space::EVENTS);

@@ -107,6 +107,21 @@ impl CallEnd {
         [CallEnd::Returned, CallEnd::Signalled, CallEnd::Killed, CallEnd::Cancelled, CallEnd::Busy];
 }
 
+/// What an executor says of its calls at one moment, unchecked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CallLoad {
+    /// Functions that run.
+    pub running: u32,
+    /// Calls that wait for their turn.
+    pub waiting: u32,
+    /// For how many nanoseconds calls have waited, all together.
+    pub queued_ns: u64,
+    /// Functions that have begun.
+    pub begun: u64,
+    /// How calls have ended, by [`CallEnd`].
+    pub ended: [u64; CallEnd::COUNT],
+}
+
 /// How far the executor is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExecutorState {
@@ -227,6 +242,30 @@ impl Area {
     /// Adds the time that a call has waited for its turn. For the executor.
     pub fn add_queued(&self, time: Duration) {
         self.head().queued_ns.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// What the executor says of its calls. For a relay, at the executor's host.
+    pub fn call_load(&self) -> CallLoad {
+        let head = self.head();
+        CallLoad {
+            running: head.running.load(Ordering::Relaxed),
+            waiting: head.waiting.load(Ordering::Relaxed),
+            queued_ns: head.queued_ns.load(Ordering::Relaxed),
+            begun: head.begun.load(Ordering::Relaxed),
+            ended: std::array::from_fn(|end| head.ended[end].load(Ordering::Relaxed)),
+        }
+    }
+
+    /// Sets what an executor on another host says of its calls. For a relay, at the program's host.
+    pub fn set_call_load(&self, load: &CallLoad) {
+        let head = self.head();
+        head.running.store(load.running, Ordering::Relaxed);
+        head.waiting.store(load.waiting, Ordering::Relaxed);
+        head.queued_ns.store(load.queued_ns, Ordering::Relaxed);
+        head.begun.store(load.begun, Ordering::Relaxed);
+        for (here, there) in head.ended.iter().zip(load.ended) {
+            here.store(there, Ordering::Relaxed);
+        }
     }
 
     /// How many functions run, and for how many nanoseconds calls have waited for their turn, as the executor says.

@@ -8,7 +8,7 @@ use page_coherence::{Access, CallId, PageNumber};
 
 use crate::message::{Ended, MappingKind, Registers, Stamps, ToCaller, ToExecutor};
 use crate::ring::Frame;
-use crate::role_messages::{ROLE_VERSION, RoleNotice, RoleRequest};
+use crate::role_messages::{ProgramElsewhere, ROLE_VERSION, RoleHello, RoleNotice, RoleRequest};
 
 /// The targets of this module. The first four bytes of an input of `pushdown-messages` are the kind of the frame, the others its bytes.
 pub const TARGETS: &[FuzzTarget] = &[
@@ -75,9 +75,11 @@ pub fn messages(input: &[u8]) {
 
 /// One of each message to and from the role.
 fn role_samples() -> Vec<Vec<u8>> {
-    let requests = [RoleRequest::hello(4), RoleRequest::Show { version: ROLE_VERSION }];
+    let elsewhere = ProgramElsewhere { user: 1000, group: 100, process: 9, name: "analyse@host".to_owned() };
+    let elsewhere = RoleRequest::Hello(RoleHello::of_this_build(4), Some(elsewhere));
+    let requests = [RoleRequest::hello(4), elsewhere, RoleRequest::Show { version: ROLE_VERSION }];
     let notices = [
-        RoleNotice::Started(77),
+        RoleNotice::Started { process: 77, is_elsewhere: true },
         RoleNotice::Refused("all places are taken".to_owned()),
         RoleNotice::Ended("its memory was full".to_owned()),
         RoleNotice::Shown(Bytes::from_static(b"view")),

@@ -11,7 +11,8 @@
 //! 1. **Opening.** The caller maps an [`Area`], and starts the executor with it and one end of a pair of sockets; or it sends both to the role
 //!    *executors* (`heddle-executors`), which starts the executor ([`RoleRequest`]). The executor
 //!    unmaps all memory outside of [`PRIVATE`], its stack and the C library included, maps the vdso where the caller has it, and
-//!    says that it is ready. From here on it is a guest of the caller's address space.
+//!    says that it is ready. From here on it is a guest of the caller's address space. An executor on another host has an area of its own there,
+//!    and a relay (`heddle-executor-relay`) carries the messages between both areas. It gets no vdso, whose clock would be that of its own host.
 //! 2. **A call.** The thread that calls switches to a stack that the executor never sees, with its signals blocked. It sends
 //!    [`ToExecutor::Start`] with the function, its argument, the stack below its frame, its thread block and its limit, and the
 //!    coherence protocol's call. Then it waits, and works for the function (steps 4 to 6).
@@ -71,6 +72,7 @@
 #![deny(missing_docs)]
 
 mod area;
+mod area_file;
 #[doc(hidden)]
 pub mod fuzz;
 mod history;
@@ -82,7 +84,8 @@ mod processor;
 mod ring;
 mod role_messages;
 
-pub use area::{AREA_BYTES, AREA_HEAD_BYTES, Area, CONTEXTS_MAX, CallEnd, ExecutorState};
+pub use area::{AREA_BYTES, AREA_HEAD_BYTES, Area, CONTEXTS_MAX, CallEnd, CallLoad, ExecutorState};
+pub use area_file::area_file;
 pub use history::{History, Runner};
 pub use limits::{
     AREA_ADDRESS, AREA_FILE, BeginStep, CALLER_PRIVATE, CONSTANT_PAGES_MAX, CONTEXTS_ARGUMENT, DEVICE_ARGUMENT,
@@ -93,4 +96,7 @@ pub use load::ExecutorLoad;
 pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, SYNCHRONISE_CALL, Stamps, ToCaller, ToExecutor};
 pub use processor::ProcessorFeatures;
 pub use ring::{FRAME_BYTES_MAX, Frame, RingError, Shape, cycles};
-pub use role_messages::{NOTICE_BYTES_MAX, RELEASE, REQUEST_BYTES_MAX, ROLE_VERSION, RoleNotice, RoleRequest};
+pub use role_messages::{
+    ELSEWHERE_NAME_BYTES_MAX, NOTICE_BYTES_MAX, ProgramElsewhere, RELEASE, REQUEST_BYTES_MAX, ROLE_VERSION, RoleHello,
+    RoleNotice, RoleRequest,
+};

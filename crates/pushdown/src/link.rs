@@ -110,6 +110,16 @@ impl Link {
         self.send(&[(first.0, &[&first.1]), (second.0, &[&second.1])])
     }
 
+    /// Passes frames on that this end has received from another host, all of them or none. Returns whether there was room.
+    pub fn forward(&self, frames: &[Frame]) -> bool {
+        let parts: Vec<[&[u8]; 1]> = frames.iter().map(|frame| [&frame.bytes[..]]).collect();
+        let frames: Vec<(u32, &[&[u8]])> =
+            frames.iter().zip(&parts).map(|(frame, parts)| (frame.kind, &parts[..])).collect();
+        let is_sent = self.outgoing.push(&frames);
+        self.wake();
+        is_sent
+    }
+
     /// Waits for room. At most one side may send so much that a ring fills, else both would wait: a side bounds what it asks for
     /// before it receives again, and the pages of a `syncmem` need no answer.
     fn send(&self, frames: &[(u32, &[&[u8]])]) -> Result<(), RingError> {

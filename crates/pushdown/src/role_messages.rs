@@ -2,24 +2,26 @@
 //!
 //! ```text
 //! hello      "HDEX" | kind u8 = 1 | 0 × 3 | version u32 | area version u32 | contexts u32 | processor features u64 | release (text)
+//!            | is elsewhere u8 | if so: user u32 | group u32 | process u32 | name (text)
 //!            with two descriptors: the area, and the executor's end of the pair of sockets
 //! show       "HDEX" | kind u8 = 2 | 0 × 3 | version u32
-//! started    kind u8 = 1 | 0 × 3 | process u32
+//! started    kind u8 = 1 | is elsewhere u8 | 0 × 2 | process u32
 //! refused    kind u8 = 2 | reason (text)
 //! ended      kind u8 = 3 | reason (text)
 //! shown      kind u8 = 4 | what the role's view is
 //! ```
 //!
-//! Text is a length of two bytes and UTF-8. The head of `heddle-executors` has the steps.
+//! Text is a length of two bytes and UTF-8. *Elsewhere* is another host: a relay says hello for a program there, and tells a program that its
+//! executor is there. The head of `heddle-executors` has the steps, that of `heddle-executor-relay` those of the relay.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
-use wire::{Malformed, Reader, Writer};
+use wire::{Input, Malformed, Reader, Writer};
 
 use crate::processor::ProcessorFeatures;
 
 /// The version of these messages.
-pub const ROLE_VERSION: u32 = 1;
+pub const ROLE_VERSION: u32 = 2;
 /// Bytes of the longest message of a client.
 pub const REQUEST_BYTES_MAX: usize = 256;
 /// Bytes of the longest message of the role to a program.
@@ -34,28 +36,34 @@ const ENDED: u8 = 3;
 const SHOWN: u8 = 4;
 /// Bytes of a release's name.
 const RELEASE_BYTES_MAX: usize = 32;
+/// Bytes of the name of a program on another host.
+pub const ELSEWHERE_NAME_BYTES_MAX: usize = 128;
 /// Bytes of a reason.
 const REASON_BYTES_MAX: usize = NOTICE_BYTES_MAX - 16;
 
 /// The release of this build.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
+/// What a program says of itself, for whom an executor has to be fit.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RoleHello {
+    /// Of these messages.
+    pub version: u32,
+    /// Of the area and its messages.
+    pub area_version: u32,
+    /// How many functions shall run at the same time.
+    pub contexts: u32,
+    /// What the program may have chosen its instructions by.
+    pub features: ProcessorFeatures,
+    /// The release of the program's library.
+    pub release: String,
+}
+
 /// What a client asks of the role.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RoleRequest {
-    /// An executor.
-    Hello {
-        /// Of these messages.
-        version: u32,
-        /// Of the area and its messages.
-        area_version: u32,
-        /// How many functions shall run at the same time.
-        contexts: u32,
-        /// What the program may have chosen its instructions by.
-        features: ProcessorFeatures,
-        /// The release of the program's library.
-        release: String,
-    },
+    /// An executor; a relay asks for a program of another host.
+    Hello(RoleHello, Option<ProgramElsewhere>),
     /// What the role shows of executors.
     Show {
         /// Of these messages.
@@ -63,11 +71,29 @@ pub enum RoleRequest {
     },
 }
 
+/// A program on another host, for which a relay asks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ProgramElsewhere {
+    /// The user of the role's host that owns its executor.
+    pub user: u32,
+    /// That user's group.
+    pub group: u32,
+    /// The number of its process at its host.
+    pub process: u32,
+    /// What it is called, as its relay says.
+    pub name: String,
+}
+
 /// What the role says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RoleNotice {
-    /// The executor has started, and has this number at the role's host.
-    Started(u32),
+    /// The executor has started.
+    Started {
+        /// Its number at its host.
+        process: u32,
+        /// That host is another one.
+        is_elsewhere: bool,
+    },
     /// There is no executor, for this reason. The role closes the connection.
     Refused(String),
     /// The executor has ended, for this reason. The role closes the connection.
@@ -76,10 +102,10 @@ pub enum RoleNotice {
     Shown(Bytes),
 }
 
-impl RoleRequest {
-    /// The hello of this release.
-    pub fn hello(contexts: u32) -> RoleRequest {
-        RoleRequest::Hello {
+impl RoleHello {
+    /// Of this build, on this machine.
+    pub fn of_this_build(contexts: u32) -> RoleHello {
+        RoleHello {
             version: ROLE_VERSION,
             area_version: crate::limits::VERSION,
             contexts,
@@ -88,14 +114,40 @@ impl RoleRequest {
         }
     }
 
+    fn write(&self, writer: &mut Writer) {
+        writer.u32(self.area_version).u32(self.contexts).u64(self.features.bits()).text(&self.release);
+    }
+
+    /// What follows the version.
+    fn read<I: Input>(version: u32, reader: &mut Reader<I>) -> Result<RoleHello, Malformed> {
+        Ok(RoleHello {
+            version,
+            area_version: reader.u32()?,
+            contexts: reader.u32()?,
+            features: ProcessorFeatures::from_bits(reader.u64()?),
+            release: reader.text(RELEASE_BYTES_MAX)?,
+        })
+    }
+}
+
+impl RoleRequest {
+    /// A request for an executor of this build.
+    pub fn hello(contexts: u32) -> RoleRequest {
+        RoleRequest::Hello(RoleHello::of_this_build(contexts), None)
+    }
+
     /// As a message.
     pub fn encode(&self) -> Bytes {
         let mut writer = Writer::with_capacity(64);
         writer.put(MAGIC);
         match self {
-            RoleRequest::Hello { version, area_version, contexts, features, release } => {
-                writer.u8(HELLO).zeros(3).u32(*version).u32(*area_version).u32(*contexts).u64(features.bits());
-                writer.text(release);
+            RoleRequest::Hello(hello, elsewhere) => {
+                writer.u8(HELLO).zeros(3).u32(hello.version);
+                hello.write(&mut writer);
+                writer.flag(elsewhere.is_some());
+                if let Some(ProgramElsewhere { user, group, process, name }) = elsewhere {
+                    writer.u32(*user).u32(*group).u32(*process).text(cut(name, ELSEWHERE_NAME_BYTES_MAX));
+                }
             }
             RoleRequest::Show { version } => {
                 writer.u8(SHOW).zeros(3).u32(*version);
@@ -115,19 +167,29 @@ impl RoleRequest {
         reader.zeros(3)?;
         let version = reader.u32()?;
         match kind {
-            HELLO if version != ROLE_VERSION => Ok(RoleRequest::Hello {
-                version,
-                area_version: 0,
-                contexts: 0,
-                features: ProcessorFeatures::default(),
-                release: String::new(),
-            }),
+            HELLO if version != ROLE_VERSION => {
+                let unread = RoleHello {
+                    version,
+                    area_version: 0,
+                    contexts: 0,
+                    features: ProcessorFeatures::default(),
+                    release: String::new(),
+                };
+                Ok(RoleRequest::Hello(unread, None))
+            }
             HELLO => {
-                let (area_version, contexts) = (reader.u32()?, reader.u32()?);
-                let features = ProcessorFeatures::from_bits(reader.u64()?);
-                let release = reader.text(RELEASE_BYTES_MAX)?;
+                let hello = RoleHello::read(version, &mut reader)?;
+                let elsewhere = match reader.flag()? {
+                    true => Some(ProgramElsewhere {
+                        user: reader.u32()?,
+                        group: reader.u32()?,
+                        process: reader.u32()?,
+                        name: reader.text(ELSEWHERE_NAME_BYTES_MAX)?,
+                    }),
+                    false => None,
+                };
                 reader.end()?;
-                Ok(RoleRequest::Hello { version, area_version, contexts, features, release })
+                Ok(RoleRequest::Hello(hello, elsewhere))
             }
             SHOW => Ok(RoleRequest::Show { version }),
             _ => Err(reader.malformed("unknown kind of request")),
@@ -140,9 +202,11 @@ impl RoleNotice {
     pub fn encode(&self) -> Bytes {
         let mut writer = Writer::with_capacity(64);
         match self {
-            RoleNotice::Started(process) => writer.u8(STARTED).zeros(3).u32(*process),
-            RoleNotice::Refused(reason) => writer.u8(REFUSED).text(cut(reason)),
-            RoleNotice::Ended(reason) => writer.u8(ENDED).text(cut(reason)),
+            RoleNotice::Started { process, is_elsewhere } => {
+                writer.u8(STARTED).flag(*is_elsewhere).zeros(2).u32(*process)
+            }
+            RoleNotice::Refused(reason) => writer.u8(REFUSED).text(cut(reason, REASON_BYTES_MAX)),
+            RoleNotice::Ended(reason) => writer.u8(ENDED).text(cut(reason, REASON_BYTES_MAX)),
             RoleNotice::Shown(view) => writer.u8(SHOWN).put(view),
         };
         writer.done()
@@ -156,8 +220,9 @@ impl RoleNotice {
         let mut reader = Reader::new(message);
         let notice = match reader.u8()? {
             STARTED => {
-                reader.zeros(3)?;
-                RoleNotice::Started(reader.u32()?)
+                let is_elsewhere = reader.flag()?;
+                reader.zeros(2)?;
+                RoleNotice::Started { process: reader.u32()?, is_elsewhere }
             }
             REFUSED => RoleNotice::Refused(reader.text(REASON_BYTES_MAX)?),
             ENDED => RoleNotice::Ended(reader.text(REASON_BYTES_MAX)?),
@@ -169,10 +234,10 @@ impl RoleNotice {
     }
 }
 
-/// As much of a reason as fits, to the end of a character.
-fn cut(reason: &str) -> &str {
-    let end = (0..=REASON_BYTES_MAX.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
-    reason.get(..end.unwrap_or(0)).unwrap_or("")
+/// As much of a text as fits, to the end of a character.
+fn cut(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.get(..end.unwrap_or(0)).unwrap_or("")
 }
 
 #[cfg(test)]
@@ -181,7 +246,9 @@ mod tests {
 
     #[test]
     fn requests_decode_to_themselves_and_prefixes_do_not_decode() {
-        for request in [RoleRequest::hello(4), RoleRequest::Show { version: ROLE_VERSION }] {
+        let elsewhere = ProgramElsewhere { user: 7, group: 8, process: 9, name: "n".repeat(128) };
+        let elsewhere = RoleRequest::Hello(RoleHello::of_this_build(4), Some(elsewhere));
+        for request in [RoleRequest::hello(4), elsewhere, RoleRequest::Show { version: ROLE_VERSION }] {
             let bytes = request.encode();
             assert!(bytes.len() <= REQUEST_BYTES_MAX);
             assert_eq!(RoleRequest::decode(&bytes).expect("well-formed"), request);
@@ -198,14 +265,15 @@ mod tests {
         bytes[8] = 9;
         bytes.extend([7; 20]);
         let request = RoleRequest::decode(&bytes).expect("its beginning is well-formed");
-        assert!(matches!(request, RoleRequest::Hello { version: 9, .. }), "{request:?}");
+        assert!(matches!(request, RoleRequest::Hello(RoleHello { version: 9, .. }, None)), "{request:?}");
     }
 
     #[test]
     fn notices_decode_to_themselves_and_long_reasons_are_cut() {
         let reason = "it does not fit: ü".to_owned();
         for notice in [
-            RoleNotice::Started(77),
+            RoleNotice::Started { process: 77, is_elsewhere: false },
+            RoleNotice::Started { process: 78, is_elsewhere: true },
             RoleNotice::Refused(reason.clone()),
             RoleNotice::Ended(reason.clone()),
             RoleNotice::Shown(Bytes::from_static(b"view")),

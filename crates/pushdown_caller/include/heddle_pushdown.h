@@ -247,7 +247,7 @@ struct heddle_pushdown_times {
     size_t size;
     /* From the beginning of heddle_pushdown() until its message was sent. */
     unsigned long long before_ns;
-    /* From there until the executor handled the message. */
+    /* From there until the executor handled the message. With an executor on another host, the way of its answer counts here too. */
     unsigned long long request_ns;
     /* From there until the function began; it may have waited for its turn. */
     unsigned long long set_up_ns;

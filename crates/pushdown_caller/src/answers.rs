@@ -17,6 +17,10 @@ impl Caller {
     ///
     /// Until they are, nobody says that the memory is unmapped: another mapping may have taken the place of a part of it.
     pub(crate) fn mapping(&mut self, wanted: u64) -> ToExecutor {
+        if let Some(Range { start, end }) = self.vdso.as_ref().and_then(|vdso| vdso.range_at(wanted)) {
+            let protection = (libc::PROT_READ | libc::PROT_EXEC) as u32;
+            return ToExecutor::Mapping { wanted, start, end, protection, kind: MappingKind::Constant };
+        }
         for _ in 0..MAPPING_TURNS {
             self.settle();
             let events = self.events_handled;
@@ -68,6 +72,10 @@ impl Caller {
     }
 
     pub(crate) fn send_constant(&mut self, address: u64) -> Result<(), Broken> {
+        let bytes_max = (CONSTANT_PAGES_MAX as usize).saturating_mul(PAGE_BYTES);
+        if let Some(bytes) = self.vdso.as_ref().and_then(|vdso| vdso.bytes_at(address, bytes_max)) {
+            return self.tell(&ToExecutor::Pages(address, bytes));
+        }
         let found = self.mappings.find(address).filter(|found| found.kind == MappingKind::Constant);
         let end = found.map_or(address, |found| found.end.min(address + CONSTANT_PAGES_MAX * PAGE_BYTES as u64));
         let mut bytes = vec![0_u8; (end - address) as usize];

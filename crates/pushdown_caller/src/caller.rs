@@ -25,7 +25,9 @@ use crate::pages::Pages;
 use crate::payload::{TakenPage, payload};
 use crate::terms::{Cancelling, Terms};
 use crate::tickets::Tickets;
+use crate::times::stamps_from_elsewhere;
 use crate::twins::Twins;
+use crate::vdso::ForeignVdso;
 use crate::watch::Watch;
 
 const UNKNOWN_CALL: Broken = Broken::Protocol("a message about a call that is not open");
@@ -109,10 +111,13 @@ pub(crate) struct Caller {
     /// What threads that fork need.
     pub(crate) forks: Forks,
     pub(crate) far: FarMemory,
+    /// What an executor on another host gets as the vdso.
+    pub(crate) vdso: Option<ForeignVdso>,
 }
 
 impl Caller {
-    pub(crate) fn new(link: Link, pages: Pages, mappings: Mappings, watch: Watch) -> Caller {
+    /// `vdso` is for an executor on another host.
+    pub(crate) fn new(link: Link, pages: Pages, mappings: Mappings, watch: Watch, vdso: Option<ForeignVdso>) -> Caller {
         let contexts_max = link.area().contexts() as usize;
         Caller {
             side: CallerSide::owning_all(CoherenceSettings { contexts_max, ..CoherenceSettings::default() }),
@@ -139,6 +144,7 @@ impl Caller {
             is_draining: false,
             forks: Forks::default(),
             far: FarMemory::default(),
+            vdso,
         }
     }
 
@@ -229,6 +235,7 @@ impl Caller {
             }
             ToCaller::Ended(call, ended, stamps) => {
                 let open = self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?;
+                let stamps = if self.vdso.is_some() { stamps_from_elsewhere(stamps, cycles()) } else { stamps };
                 (open.ended, open.stamps.executor) = (ended, stamps);
                 Ok(())
             }

@@ -25,8 +25,10 @@ pub(crate) enum ExecutorProcess {
     OfRole {
         /// The connection to the role. Its end is the executor's.
         control: i32,
-        /// Its number at the role's host.
+        /// Its number at its host.
         number: u32,
+        /// That host is another one.
+        is_elsewhere: bool,
     },
 }
 
@@ -36,6 +38,11 @@ impl ExecutorProcess {
         match self {
             ExecutorProcess::Child { number, .. } | ExecutorProcess::OfRole { number, .. } => number,
         }
+    }
+
+    /// Whether it runs on another host.
+    pub(crate) fn is_elsewhere(self) -> bool {
+        matches!(self, ExecutorProcess::OfRole { is_elsewhere: true, .. })
     }
 
     /// Whether the role says how it ends.

@@ -2,7 +2,7 @@
 //!
 //! With the role
 //! 1. this process connects to the role's socket, sends the area and one end of a pair of sockets, and keeps the connection;
-//! 2. the role says that the executor has started, or why there is none;
+//! 2. the role says that the executor has started, and whether that is on another host, or why there is none;
 //! 3. this process waits until the executor is ready, as for a child, or until the role says that it has ended.
 
 #![allow(unsafe_code)]
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use pushdown::{AREA_BYTES, Area, BeginStep, CALLER_PRIVATE, ExecutorState, RoleNotice, RoleRequest, Shape};
+use pushdown::{AREA_BYTES, Area, BeginStep, CALLER_PRIVATE, ExecutorState, RoleNotice, RoleRequest, Shape, area_file};
 
 use crate::descriptors::keep;
 use crate::executor_process::{ExecutorProcess, next_notice};
@@ -132,26 +132,6 @@ pub(crate) fn start_executor(
     started
 }
 
-/// Memory for the area. It never changes its size: either side would get SIGBUS.
-fn area_file() -> io::Result<File> {
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    // SAFETY: the name is a string of C; the kernel gives the descriptor to us alone.
-    let file = unsafe {
-        let descriptor = libc::memfd_create(c"pushdown".as_ptr(), flags);
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        File::from(OwnedFd::from_raw_fd(descriptor))
-    };
-    file.set_len(AREA_BYTES as u64)?;
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: the call has no memory argument.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
-        0 => Ok(file),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Starts the executor as a child.
 fn start_child(
     path: &Path,
@@ -215,8 +195,8 @@ fn await_role(control: i32, area: &Area) -> Result<ExecutorProcess, String> {
         libc::EPIPE => "it has closed the connection".to_owned(),
         other => io::Error::from_raw_os_error(other).to_string(),
     };
-    let number = match next_notice(control, Duration::from_secs(BEGIN_SECONDS)).map_err(system)? {
-        Some(RoleNotice::Started(number)) => number,
+    let (number, is_elsewhere) = match next_notice(control, Duration::from_secs(BEGIN_SECONDS)).map_err(system)? {
+        Some(RoleNotice::Started { process, is_elsewhere }) => (process, is_elsewhere),
         Some(RoleNotice::Refused(reason) | RoleNotice::Ended(reason)) => return Err(reason),
         Some(RoleNotice::Shown(_)) => return Err("it answers something else".to_owned()),
         None => return Err(format!("it has not answered within {BEGIN_SECONDS} s")),
@@ -227,7 +207,7 @@ fn await_role(control: i32, area: &Area) -> Result<ExecutorProcess, String> {
         Ok(Some(_)) => Some("it answers something else".to_owned()),
         Err(error) => Some(system(error)),
     })?;
-    Ok(ExecutorProcess::OfRole { control, number })
+    Ok(ExecutorProcess::OfRole { control, number, is_elsewhere })
 }
 
 /// Waits until the executor says that it is ready. `has_ended` says why it will not.

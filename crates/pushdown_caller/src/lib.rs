@@ -72,5 +72,6 @@ mod tickets;
 mod times;
 mod twins;
 mod variables;
+mod vdso;
 mod wait;
 mod watch;

@@ -29,6 +29,7 @@ use crate::pages::Pages;
 use crate::rseq::{RSEQ_BYTES, RSEQ_OFFSET};
 use crate::times::set_rate;
 use crate::variables::make_anonymous;
+use crate::vdso::ForeignVdso;
 use crate::wait::{is_open, set_open};
 use crate::watch::Watch;
 use crate::{forks, handler};
@@ -111,12 +112,29 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     let vdso = vdso.unwrap_or(0) * PAGE_BYTES as u64;
     let started =
         start_executor(settings.source.clone(), settings.contexts, vdso, link_shape(rate)?, settings.storage.as_ref())?;
+    let foreign_vdso = match started.process.is_elsewhere() {
+        true => foreign_vdso(&lines)?,
+        false => None,
+    };
     move_variables(&lines)?;
     let pages = Pages::new(faults, outgoing, memory).map_err(|error| format!("pages: error {}", error.0))?;
     let link = Link::new(started.area, Side::Caller, started.socket).with_patience(silence);
-    set_open(Caller::new(link, pages, mappings, Watch::new(silence, started.process, alarm)));
+    let watch = Watch::new(silence, started.process, alarm);
+    set_open(Caller::new(link, pages, mappings, watch, foreign_vdso));
     forks::prepare(own_segments().code);
     handler::start().map_err(|error| format!("a thread: error {}", error.0))
+}
+
+/// What an executor on another host gets as the vdso.
+fn foreign_vdso(lines: &[MapsLine]) -> Result<Option<ForeignVdso>, String> {
+    let Some(line) = lines.iter().find(|line| line.path == "[vdso]") else { return Ok(None) };
+    let (start, bytes) =
+        (line.pages.start * PAGE_BYTES as u64, (line.pages.end - line.pages.start) as usize * PAGE_BYTES);
+    // SAFETY: the kernel has mapped it there, and nobody writes it.
+    let image = unsafe { std::slice::from_raw_parts(start as *const u8, bytes) };
+    let vdso = ForeignVdso::new(start, image)
+        .ok_or("the functions of the vdso cannot be found, so no other host can run them")?;
+    Ok(Some(vdso))
 }
 
 fn maps() -> Result<Vec<MapsLine>, String> {

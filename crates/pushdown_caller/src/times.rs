@@ -44,6 +44,14 @@ pub(crate) fn nanoseconds(cycles: u64) -> u64 {
     u64::try_from(nanoseconds).unwrap_or(u64::MAX)
 }
 
+/// What an executor on another host has measured, by this host's clock, which says when its message came. The hosts' clocks begin at different
+/// times, and are taken to run equally fast; the way of the message counts as part of the request.
+pub(crate) fn stamps_from_elsewhere(stamps: Stamps, now: u64) -> Stamps {
+    let Stamps { handled, begun, returned, waited } = stamps;
+    let here = now.saturating_sub(returned.saturating_sub(begun));
+    Stamps { handled: here.saturating_sub(begun.saturating_sub(handled)), begun: here, returned: now, waited }
+}
+
 /// This thread's call ends now.
 pub(crate) fn keep_times(entered: u64, stamps: CallStamps) {
     let has_run = stamps.executor != Stamps::default();

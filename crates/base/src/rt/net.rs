@@ -3,8 +3,8 @@
 //! 1. One end listens at an address, the other connects to it; both then hold a [`Link`].
 //! 2. Messages arrive in the order of sending, each whole and at most once.
 //! 3. A link ends when one end drops it or when it breaks. From then on both ends see [`Closed`]. Messages that were
-//!    sent before the drop still arrive; when a link breaks, messages in flight may be lost. A sender does not learn
-//!    which of its messages arrived, so protocols need their own acknowledgements.
+//!    sent before the drop still arrive; when a link breaks, messages in flight may be lost, and with one of them all later ones.
+//!    A sender does not learn which of its messages arrived, so protocols need their own acknowledgements.
 //!
 //! An address is a name. In production "scheme:rest" goes to the [`Transport`] that is [registered](register) for the
 //! scheme, and may lead to another host; any other address names a listener of this process. In simulation every

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::peer::size;
+use super::relay::RelayListenArguments;
 
 /// Where the role listens, if nothing else is said.
 const SOCKET: &str = "/run/heddle/executors";
@@ -74,6 +75,8 @@ pub struct FarMemoryExecutorsArguments {
     /// Where no cgroups can be made: do not limit memory and processors of executors
     #[arg(long, conflicts_with_all = ["memory", "processor"])]
     pub without_limits: bool,
+    #[command(flatten)]
+    pub relay: RelayListenArguments,
     /// End when the process that started this one ends
     #[arg(long, hide = true)]
     pub bound: bool,

@@ -8,12 +8,14 @@ use clap::{Args, Subcommand};
 
 use super::executors::{FarMemoryExecutorsArguments, FarMemoryTopArguments};
 use super::peer::size;
+use super::relay::FarMemoryRelayArguments;
 
 #[derive(Subcommand, Debug)]
 pub enum FarMemoryCommand {
     Run(FarMemoryRunArguments),
     Profile(FarMemoryProfileArguments),
     Executors(FarMemoryExecutorsArguments),
+    Relay(FarMemoryRelayArguments),
     Top(FarMemoryTopArguments),
 }
 

@@ -16,6 +16,7 @@ pub mod orderer;
 pub mod peer;
 pub mod pool;
 mod program;
+pub mod relay;
 
 pub use directory::{DIRECTORY, DirectoryArguments};
 pub use heddle_cli::exit;

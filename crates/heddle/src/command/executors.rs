@@ -6,6 +6,7 @@ use executors::{ExecutorsSettings, OwnersAllowed};
 use heddle_cli::beside;
 
 use super::executors_node::ExecutorsNode;
+use super::executors_relay;
 use crate::cli::executors::FarMemoryExecutorsArguments;
 use crate::failure::CommandError;
 use crate::output;
@@ -23,10 +24,15 @@ pub async fn run(arguments: &FarMemoryExecutorsArguments) -> Result<(), CommandE
     }
     let mut signals = StopSignals::listen()?;
     let role = ExecutorsNode::start(settings(arguments)?, arguments.metrics).await?;
+    let mut relay = executors_relay::start_executors_end(&arguments.relay, &arguments.socket).await?;
+    let listening = relay.as_ref().map_or(String::new(), |relay| format!(" and {}", relay.address()));
     let metrics = role.metrics().map_or(String::new(), |address| format!("; metrics at http://{address}/metrics"));
-    output::print(&format!("executors are ready at {}{metrics}\n", arguments.socket.display()))?;
+    output::print(&format!("executors are ready at {}{listening}{metrics}\n", arguments.socket.display()))?;
     tokio::select! {
         () = signals.received() => {}
+        () = executors_relay::ended(&mut relay) => {
+            return Err(CommandError::new("the relay has ended by a panic; see its log"));
+        }
         reason = role.ended() => return Err(CommandError::new(reason)),
     }
     role.begin_stop();
@@ -42,14 +48,12 @@ fn settings(arguments: &FarMemoryExecutorsArguments) -> Result<ExecutorsSettings
         Some(program) => program.clone(),
         None => beside::program(PROGRAM, PACKAGE)?,
     };
-    let owners = match (arguments.any_owner, &arguments.owner[..]) {
-        (true, _) => OwnersAllowed::Any,
-        (false, []) => OwnersAllowed::Own,
-        (false, owners) => OwnersAllowed::These(owners.iter().copied().collect()),
-    };
+    // Tenants of other hosts are owners too.
+    let tenants = arguments.relay.tenant.iter().map(|(_, user, _)| *user);
+    let named = arguments.owner.iter().copied().chain(tenants);
     let is_limited = !arguments.without_limits;
     Ok(ExecutorsSettings {
-        owners,
+        owners: OwnersAllowed::new(arguments.any_owner, named),
         executors_max: arguments.executors_max,
         per_owner_max: arguments.per_owner,
         contexts_max: arguments.contexts,

@@ -77,6 +77,15 @@ fn arguments(file: &ExecutorsFile) -> Vec<OsString> {
     if *any_owner {
         arguments.push("--any-owner".into());
     }
+    for (name, path) in [("--certificate", &file.certificate), ("--key", &file.key)] {
+        arguments.extend(path.iter().flat_map(|path| [name.into(), path.into()]));
+    }
+    for (name, path) in &file.trust {
+        let mut named = OsString::from(format!("{name}="));
+        named.push(path);
+        arguments.extend(["--trust".into(), named]);
+    }
+    let tenants = file.tenants.iter().map(|(name, user)| ("--tenant", Some(format!("{name}={user}"))));
     let owners = owners.iter().map(|owner| ("--owner", Some(owner.to_string())));
     let numbers = [
         ("--executors-max", file.executors_max.map(|number| number.to_string())),
@@ -85,9 +94,10 @@ fn arguments(file: &ExecutorsFile) -> Vec<OsString> {
         ("--memory", file.memory_bytes.map(|number| number.to_string())),
         ("--processor", file.processor.map(|number| number.to_string())),
         ("--silence", file.silence_seconds.map(|number| number.to_string())),
+        ("--listen", file.listen.clone()),
         ("--metrics", file.metrics.map(|address| address.to_string())),
     ];
-    for (name, value) in owners.chain(numbers) {
+    for (name, value) in owners.chain(numbers).chain(tenants) {
         if let Some(value) = value {
             arguments.extend([name.into(), value.into()]);
         }
@@ -113,6 +123,11 @@ mod tests {
             contexts: Some(2),
             silence_seconds: Some(3),
             metrics: Some("127.0.0.1:9444".parse().expect("an address")),
+            listen: Some("tls:0.0.0.0:7080".to_owned()),
+            certificate: Some("node.pem".into()),
+            key: Some("node.key".into()),
+            trust: [("Org1".to_owned(), "org1.pem".into())].into(),
+            tenants: [("Org1".to_owned(), "1000:100".to_owned())].into(),
             ..ExecutorsFile::default()
         };
         let line = [OsString::from("heddle")].into_iter().chain(arguments(&file));
@@ -121,6 +136,10 @@ mod tests {
         };
         assert_eq!((parsed.owner, parsed.memory, parsed.processor), (vec![1000, 1001], 64 << 20, 50));
         assert_eq!((parsed.contexts, parsed.silence, parsed.bound), (2, 3, true));
+        assert_eq!(parsed.relay.listen.as_deref(), Some("tls:0.0.0.0:7080"));
+        assert_eq!(parsed.relay.tenant, [("Org1".to_owned(), 1000, 100)]);
+        assert_eq!(parsed.relay.tls.trust, [("Org1".to_owned(), "org1.pem".into())]);
+        assert_eq!(parsed.relay.tls.key.as_deref(), Some(std::path::Path::new("node.key")));
         assert_eq!(parsed.socket, std::path::Path::new("/run/executors"));
     }
 }

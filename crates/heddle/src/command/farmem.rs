@@ -44,6 +44,7 @@ pub async fn run(command: &FarMemoryCommand) -> Result<(), CommandError> {
             exit(&run)
         }
         FarMemoryCommand::Executors(arguments) => super::executors::run(arguments).await,
+        FarMemoryCommand::Relay(arguments) => super::executors_relay::run(arguments).await,
         FarMemoryCommand::Top(arguments) => super::executors_top::run(arguments).await,
     }
 }

@@ -16,6 +16,7 @@ pub mod elastic;
 pub mod executors;
 mod executors_beside;
 mod executors_node;
+mod executors_relay;
 mod executors_top;
 pub mod farmem;
 mod farmem_profile;

@@ -107,3 +107,74 @@ fn a_memory_node_runs_the_role_beside_it_and_ends_with_it() {
     assert!(node.wait().expect("it is a child").success());
     assert!(!Path::new(&socket).exists(), "the role has stopped in order");
 }
+
+/// Both ends of the relay, with certificates that a plan has. What they carry is tested in `executor_relay`.
+#[test]
+fn a_relay_and_the_other_end_beside_the_role_start_and_name_what_is_wrong() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let network = path(folder.path(), "network");
+    let planned = run(&["plan", "--dir", &network, "--host", "127.0.0.1", "--orgs", "2"]);
+    assert!(planned.status.success(), "{}", text(&planned));
+    let file = |organisation: &str, name: &str| {
+        path(folder.path(), &format!("network/nodes/compute-{organisation}/tls/{name}"))
+    };
+    let tls = |own: &str, other: &str| {
+        let trust = format!("{other}={}", file(other, "ca.crt"));
+        ["--certificate", &file(own, "server.crt"), "--key", &file(own, "server.key"), "--trust", &trust]
+            .map(str::to_owned)
+    };
+    let (role_socket, relay_socket) = (path(folder.path(), "role"), path(folder.path(), "relay"));
+    let of_role = [&tls("org2", "org1")[..], &["--tenant".to_owned(), "org1=65534".to_owned()]].concat();
+    let of_role: Vec<&str> = of_role.iter().map(String::as_str).collect();
+    let plain = ["--executor", "/bin/true", "--any-owner", "--without-namespaces", "--without-limits"];
+    let role =
+        [&["farmem", "executors", "--socket", &role_socket, "--listen", "tls:127.0.0.1:0"][..], &plain, &of_role]
+            .concat();
+    // Executors of several users need root, or namespaces.
+    let is_root = rustix::process::geteuid().is_root();
+    let mut listening = is_root.then(|| start(&role));
+    let to = match &listening {
+        Some((_, ready)) => {
+            let address = ready.trim_end().rsplit_once(" and ").map(|(_, address)| address.to_owned());
+            address.unwrap_or_else(|| panic!("it names where it listens: {ready}"))
+        }
+        None => "tls:127.0.0.1:1".to_owned(),
+    };
+    let of_relay = tls("org1", "org2");
+    let of_relay: Vec<&str> = of_relay.iter().map(String::as_str).collect();
+    let relay = [
+        "farmem",
+        "relay",
+        "--socket",
+        &relay_socket,
+        "--to",
+        &to,
+        "--organisation",
+        "org2",
+        "--metrics",
+        "127.0.0.1:0",
+    ];
+    let (mut child, ready) = start(&[&relay[..], &of_relay].concat());
+    let metrics = ready.trim_end().rsplit_once("metrics at http://").map(|(_, rest)| rest.trim_end_matches("/metrics"));
+    let metrics = page(metrics.unwrap_or_else(|| panic!("it names its metrics: {ready}")), "metrics");
+    assert!(metrics.contains("heddle_executor_relay_sessions 0"), "{metrics}");
+    let shown = run(&["farmem", "top", "--socket", &relay_socket, "--once"]);
+    assert!(
+        !shown.status.success() && text(&shown).contains("ask the role, on the executors' host"),
+        "{}",
+        text(&shown)
+    );
+    for (changed, named) in [
+        (["--to", "127.0.0.1:7080", "--organisation", "org2"], "tls:HOST:PORT"),
+        (["--to", "tls:127.0.0.1:7080", "--organisation", "org3"], "--trust org3=FILE"),
+    ] {
+        let output = run(&[&["farmem", "relay", "--socket", "unused"][..], &changed, &of_relay].concat());
+        assert!(!output.status.success() && text(&output).contains(named), "{}", text(&output));
+    }
+    send(child.id(), Signal::TERM);
+    assert!(child.wait().expect("it is a child").success());
+    if let Some((role, _)) = &mut listening {
+        send(role.id(), Signal::TERM);
+        assert!(role.wait().expect("it is a child").success());
+    }
+}

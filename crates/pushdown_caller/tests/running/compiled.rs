@@ -44,7 +44,7 @@ pub fn folder(prepare: impl FnOnce(&Path)) -> &'static Path {
 /// Compiles files of `tests/programs` to a program that has the library.
 pub fn compile(compiler: &str, options: &[&str], sources: &[&str], program: &Path) {
     let libraries = library_folder();
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let package = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../pushdown_caller"));
     let mut command = Command::new(compiler);
     command.args(options).args(["-O1", "-g", "-pthread", "-Wall", "-Wextra", "-I"]).arg(package.join("include"));
     command.arg("-o").arg(program).args(sources.iter().map(|source| package.join("tests/programs").join(source)));

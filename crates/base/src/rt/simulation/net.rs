@@ -5,7 +5,8 @@
 //! 2. At that time the message moves to the receiver's inbox. While the direction is cut, the whole queue stalls; when
 //!    the cut heals, the messages get new arrival times.
 //! 3. A link that is cut for a long time, or whose other end crashed, breaks by itself; each end learns of the break at
-//!    its own time. Messages in flight are lost.
+//!    its own time. Messages in flight are lost, and so are those that are sent until an end learns of the break: no message
+//!    arrives behind a lost one.
 //! 4. Queue and inbox together hold at most [`LINK_MESSAGES_MAX`]; a sender waits for space.
 
 mod handle;
@@ -61,6 +62,8 @@ struct LinkEnd {
     /// Messages in transit to this end, with due times; `None` is the end of the other end's stream.
     flight: VecDeque<(u64, Option<Bytes>)>,
     inbox: VecDeque<Bytes>,
+    /// A message to this end was lost, so no later one arrives.
+    has_lost: bool,
     /// The end of the other end's stream has arrived.
     finished: bool,
     /// This end has noticed that the link is broken.
@@ -92,6 +95,7 @@ impl LinkEnd {
             life,
             flight: VecDeque::new(),
             inbox: VecDeque::new(),
+            has_lost: false,
             finished: false,
             broken: false,
             refused: false,
@@ -186,7 +190,10 @@ impl WorldCore {
     /// Breaks a link: messages in flight are lost, and each end notices after its own delay.
     pub(super) fn break_link(&mut self, link: LinkId) {
         let Some(state) = self.net.links.get_mut(&link) else { return };
-        state.ends.iter_mut().for_each(|end| end.flight.clear());
+        for end in &mut state.ends {
+            end.flight.clear();
+            end.has_lost = true;
+        }
         for side in 0..2 {
             let delay = self.message_delay();
             self.after(delay, TimerAction::Net(NetEvent::Break { link, side }));
@@ -340,8 +347,10 @@ impl WorldCore {
         let earliest = end.flight.back().map_or(0, |(due, _)| *due);
         let due = (self.clock + delay).max(earliest + 1);
         let (length, content) = message.as_ref().map_or((0, 0), |bytes| (bytes.len() as u64, content_of(bytes)));
-        end.flight.push_back((due, message));
-        self.at(due, TimerAction::Net(NetEvent::Deliver { link, side: 1 - side }));
+        if !end.has_lost {
+            end.flight.push_back((due, message));
+            self.at(due, TimerAction::Net(NetEvent::Deliver { link, side: 1 - side }));
+        }
         self.record(TraceEvent::Sent { link, side, length, content });
     }
 
