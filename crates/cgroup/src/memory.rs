@@ -36,13 +36,36 @@ impl MemoryGroup {
     }
 
     fn make_in(mount: &CgroupMount, within: &Path) -> io::Result<MemoryGroup> {
-        let folder = group::make_folder(MEMORY, mount, within)?;
-        let group = MemoryGroup { version: mount.version, folder };
+        MemoryGroup::make_at(mount.version, mount.root.join(within))
+    }
+
+    /// Makes a group of this name within this one, whose limit holds for it too.
+    ///
+    /// # Errors
+    /// The kernel rejects it.
+    pub(crate) fn make_within(&self, name: &str) -> io::Result<MemoryGroup> {
+        MemoryGroup::make_at(self.version, self.folder.join(name))
+    }
+
+    fn make_at(version: CgroupVersion, folder: PathBuf) -> io::Result<MemoryGroup> {
+        group::make_folder(MEMORY, version, &folder)?;
+        let group = MemoryGroup { version, folder };
         if let Err(error) = group.set_limit(None) {
             group.remove();
             return Err(error);
         }
         Ok(group)
+    }
+
+    /// Has its limit hold for the groups within it too, which old kernels do only if they are asked before there are any.
+    ///
+    /// # Errors
+    /// The kernel rejects it.
+    pub(crate) fn hold_within(&self) -> io::Result<()> {
+        match self.version {
+            CgroupVersion::Two => Ok(()),
+            CgroupVersion::One => if_there(write_existing(&self.folder.join("memory.use_hierarchy"), "1")),
+        }
     }
 
     /// The nearest group with a limit around another process of this machine.
@@ -151,6 +174,22 @@ impl MemoryGroup {
         text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
     }
 
+    /// How often a process has found no room below this group's own limit, rather than below that of a group within or around it. Version 1
+    /// counts each time at which it had to make room, version 2 only those at which it could not.
+    pub fn shortages(&self) -> Option<u64> {
+        match self.version {
+            CgroupVersion::Two => {
+                let text = fs::read_to_string(self.folder.join("memory.events.local")).ok()?;
+                text.lines().find_map(|line| line.strip_prefix("oom "))?.trim().parse().ok()
+            }
+            CgroupVersion::One => {
+                // Where the kernel counts swap as well, that limit, which is as large, is the one that is met.
+                let with_swap = self.number("memory.memsw.failcnt").unwrap_or(0);
+                Some(self.number("memory.failcnt")?.saturating_add(with_swap))
+            }
+        }
+    }
+
     fn number(&self, name: &str) -> Option<u64> {
         fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
     }
@@ -242,6 +281,19 @@ mod tests {
         assert_eq!(group(&files, CgroupVersion::Two, "two").kills(), Some(2));
         assert_eq!(group(&files, CgroupVersion::One, "one").kills(), Some(1));
         assert_eq!(group(&files, CgroupVersion::One, "none").kills(), None);
+    }
+
+    #[test]
+    fn shortages_are_those_of_the_groups_own_limit() {
+        let files = Hierarchy::new();
+        files.write("two/memory.events", "low 0\nmax 12\noom 5\noom_kill 2\n");
+        files.write("two/memory.events.local", "low 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n");
+        files.write("one/memory.failcnt", "4\n");
+        assert_eq!(group(&files, CgroupVersion::Two, "two").shortages(), Some(3));
+        assert_eq!(group(&files, CgroupVersion::One, "one").shortages(), Some(4));
+        files.write("one/memory.memsw.failcnt", "7\n");
+        assert_eq!(group(&files, CgroupVersion::One, "one").shortages(), Some(11));
+        assert_eq!(group(&files, CgroupVersion::One, "none").shortages(), None);
     }
 
     /// With the kernel's own files, where this user may make groups.
