@@ -11,6 +11,8 @@ use crate::mounts::{CgroupMount, CgroupVersion};
 const MEMORY: &str = "memory";
 /// The least limit: a process of ours needs more by itself.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
+/// What is allocated at once, at most, if the kernel ends a process for want of it.
+const ALLOCATION_BYTES: u64 = 64 << 10;
 /// A limit of version 1 above this is none: the kernel writes the largest number of pages that it can count.
 const LIMIT_BYTES_MAX: u64 = 1 << 62;
 
@@ -174,20 +176,38 @@ impl MemoryGroup {
         text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
     }
 
-    /// How often a process has found no room below this group's own limit, rather than below that of a group within or around it. Version 1
-    /// counts each time at which it had to make room, version 2 only those at which it could not.
-    pub fn shortages(&self) -> Option<u64> {
+    /// Where the count of [`was_short`](MemoryGroup::was_short) stands.
+    pub fn shortages(&self) -> u64 {
         match self.version {
-            CgroupVersion::Two => {
-                let text = fs::read_to_string(self.folder.join("memory.events.local")).ok()?;
-                text.lines().find_map(|line| line.strip_prefix("oom "))?.trim().parse().ok()
-            }
+            CgroupVersion::Two => self.shortages_counted().unwrap_or(0),
+            CgroupVersion::One => 0,
+        }
+    }
+
+    /// Whether a process has found no room below this group's own limit, rather than below that of a group within or around it, since the count
+    /// stood there. Version 1 has no such count: whether use has come up to the limit since
+    /// [`forget_shortages`](MemoryGroup::forget_shortages), which page cache does as well. `None`: the kernel does not say.
+    pub fn was_short(&self, since: u64) -> Option<bool> {
+        match self.version {
+            CgroupVersion::Two => Some(self.shortages_counted()? > since),
             CgroupVersion::One => {
-                // Where the kernel counts swap as well, that limit, which is as large, is the one that is met.
-                let with_swap = self.number("memory.memsw.failcnt").unwrap_or(0);
-                Some(self.number("memory.failcnt")?.saturating_add(with_swap))
+                let peak = self.number("memory.max_usage_in_bytes")?;
+                Some(self.limit().is_some_and(|limit| peak.saturating_add(ALLOCATION_BYTES) >= limit))
             }
         }
+    }
+
+    /// Version 1 begins anew to note how much is used at most. Version 2 counts on.
+    pub fn forget_shortages(&self) {
+        if self.version == CgroupVersion::One {
+            // Without it more is said to have been short than was.
+            let _ = write_existing(&self.folder.join("memory.max_usage_in_bytes"), "0");
+        }
+    }
+
+    fn shortages_counted(&self) -> Option<u64> {
+        let text = fs::read_to_string(self.folder.join("memory.events.local")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom "))?.trim().parse().ok()
     }
 
     fn number(&self, name: &str) -> Option<u64> {
@@ -288,12 +308,19 @@ mod tests {
         let files = Hierarchy::new();
         files.write("two/memory.events", "low 0\nmax 12\noom 5\noom_kill 2\n");
         files.write("two/memory.events.local", "low 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n");
-        files.write("one/memory.failcnt", "4\n");
-        assert_eq!(group(&files, CgroupVersion::Two, "two").shortages(), Some(3));
-        assert_eq!(group(&files, CgroupVersion::One, "one").shortages(), Some(4));
-        files.write("one/memory.memsw.failcnt", "7\n");
-        assert_eq!(group(&files, CgroupVersion::One, "one").shortages(), Some(11));
-        assert_eq!(group(&files, CgroupVersion::One, "none").shortages(), None);
+        let two = group(&files, CgroupVersion::Two, "two");
+        assert_eq!((two.shortages(), two.was_short(2), two.was_short(3)), (3, Some(true), Some(false)));
+        let one = group(&files, CgroupVersion::One, "one");
+        assert_eq!(one.was_short(0), None);
+        files.write("one/memory.limit_in_bytes", "33554432\n");
+        for (peak, expected) in [("33554432\n", true), ("33550336\n", true), ("33000000\n", false)] {
+            files.write("one/memory.max_usage_in_bytes", peak);
+            assert_eq!((one.shortages(), one.was_short(0)), (0, Some(expected)), "{peak}");
+        }
+        one.forget_shortages();
+        assert!(files.read("one/memory.max_usage_in_bytes").starts_with('0'));
+        files.write("one/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(one.was_short(0), Some(false), "it has no limit");
     }
 
     /// With the kernel's own files, where this user may make groups.

@@ -152,9 +152,21 @@ impl LimitedGroup {
         self.memory.as_ref()?.kills()
     }
 
-    /// How often its processes have found no room below the group's own limit of memory ([`MemoryGroup::shortages`]).
-    pub fn shortages(&self) -> Option<u64> {
-        self.memory.as_ref()?.shortages()
+    /// As [`MemoryGroup::shortages`].
+    pub fn shortages(&self) -> u64 {
+        self.memory.as_ref().map_or(0, MemoryGroup::shortages)
+    }
+
+    /// As [`MemoryGroup::was_short`]; not, if memory is not limited.
+    pub fn was_short(&self, since: u64) -> Option<bool> {
+        self.memory.as_ref().map_or(Some(false), |memory| memory.was_short(since))
+    }
+
+    /// As [`MemoryGroup::forget_shortages`].
+    pub fn forget_shortages(&self) {
+        if let Some(memory) = &self.memory {
+            memory.forget_shortages();
+        }
     }
 
     /// Removes the groups if their processes have ended, and no group is within them. Returns whether they are gone; does not wait.
@@ -225,7 +237,7 @@ mod tests {
             (group.memory.as_ref().and_then(MemoryGroup::limit), group.cpu.as_ref().and_then(CpuGroup::quota))
         };
         assert_eq!((limits(&around), limits(&within)), ((Some(64 << 20), None), (Some(32 << 20), Some(0.5))));
-        assert_eq!((within.kills(), around.shortages(), within.shortages()), (Some(0), Some(0), Some(0)));
+        assert_eq!((within.kills(), around.was_short(0), within.was_short(0)), (Some(0), Some(false), Some(false)));
         assert!(!around.try_remove(), "a group is within it");
         // As a killed process leaves them, and another one takes them with other limits.
         let lower = ProcessLimits { memory_bytes: Some(32 << 20), cpu_percent: Some(20) };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use cgroup::{MEMORY_BYTES_MIN, PERCENT_MIN};
 use pushdown::CONTEXTS_MAX;
 
+use crate::ending::ExecutorBounds;
 use crate::error::ExecutorsError;
 
 /// Most executors of one role.
@@ -55,6 +56,10 @@ pub struct ExecutorsSettings {
     pub memory_bytes: Option<u64>,
     /// Percent of a processor that an executor may use; `None`: no limit.
     pub processor_percent: Option<u32>,
+    /// Bytes that all executors of an owner have together; `None`: what each may have.
+    pub owner_memory_bytes: Option<u64>,
+    /// Percent of a processor that all executors of an owner may use together; `None`: what each may use.
+    pub owner_processor_percent: Option<u32>,
     /// After which silence an executor is killed.
     pub silence: Duration,
     /// For how long functions may go on when the role stops.
@@ -75,6 +80,8 @@ impl ExecutorsSettings {
             contexts_max: 4,
             memory_bytes: Some(512 << 20),
             processor_percent: Some(100),
+            owner_memory_bytes: None,
+            owner_processor_percent: None,
             silence: Duration::from_secs(10),
             grace: Duration::from_secs(10),
             has_namespaces: true,
@@ -100,6 +107,7 @@ impl ExecutorsSettings {
         if let Some(percent) = self.processor_percent.filter(|percent| *percent < PERCENT_MIN) {
             return wrong(format!("{percent} % of a processor; the kernel limits to no less than {PERCENT_MIN} %"));
         }
+        self.check_owner()?;
         if self.silence < SILENCE_MIN {
             return wrong(format!(
                 "a silence of {} ms; it must be at least {}",
@@ -108,6 +116,30 @@ impl ExecutorsSettings {
             ));
         }
         Ok(())
+    }
+
+    /// # Errors
+    /// An owner may have less than one of its executors.
+    fn check_owner(&self) -> Result<(), ExecutorsError> {
+        let least = self.memory_bytes.unwrap_or(MEMORY_BYTES_MIN);
+        if let Some(bytes) = self.owner_memory_bytes.filter(|bytes| *bytes < least) {
+            return Err(ExecutorsError::Setting(format!(
+                "a memory of {bytes} bytes for all executors of an owner, and {least} for each: raise --owner-memory, or lower --memory"
+            )));
+        }
+        let least = self.processor_percent.unwrap_or(PERCENT_MIN);
+        if let Some(percent) = self.owner_processor_percent.filter(|percent| *percent < least) {
+            return Err(ExecutorsError::Setting(format!(
+                "{percent} % of a processor for all executors of an owner, and {least} % for each: raise --owner-processor, or lower \
+                 --processor"
+            )));
+        }
+        Ok(())
+    }
+
+    /// What an executor may use.
+    pub(crate) fn bounds(&self) -> ExecutorBounds {
+        ExecutorBounds { memory_bytes: self.memory_bytes, owner_memory_bytes: self.owner_memory_bytes }
     }
 }
 
@@ -126,6 +158,8 @@ mod tests {
             (ExecutorsSettings { contexts_max: 17, ..settings.clone() }, "17 contexts"),
             (ExecutorsSettings { memory_bytes: Some(1), ..settings.clone() }, "memory"),
             (ExecutorsSettings { processor_percent: Some(1), ..settings.clone() }, "processor"),
+            (ExecutorsSettings { owner_memory_bytes: Some(256 << 20), ..settings.clone() }, "--owner-memory"),
+            (ExecutorsSettings { owner_processor_percent: Some(50), ..settings.clone() }, "--owner-processor"),
             (ExecutorsSettings { silence: Duration::ZERO, ..settings.clone() }, "silence"),
         ] {
             let error = changed.check().expect_err("it is out of bounds").to_string();

@@ -36,6 +36,12 @@ pub struct ExecutorsFile {
     /// Processors of an executor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processor: Option<f64>,
+    /// Bytes of memory of all executors of an owner together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_memory_bytes: Option<u64>,
+    /// Processors of all executors of an owner together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_processor: Option<f64>,
     /// After how many seconds without an answer an executor is killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silence_seconds: Option<u64>,

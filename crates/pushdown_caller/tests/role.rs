@@ -212,6 +212,39 @@ fn a_function_that_fills_memory_ends_its_executor_and_no_other() {
     other.finish();
 }
 
+/// The folders of an executor's groups in all hierarchies that have one of the role's.
+fn groups_of(process: u32) -> Vec<PathBuf> {
+    let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("it can be read");
+    let groups = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).filter(|path| path.contains("heddle-"));
+    let groups: Vec<&str> = groups.map(|path| path.trim_start_matches('/')).collect();
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("it can be read");
+    let roots = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let roots = roots.filter(|fields| fields[2].starts_with("cgroup")).map(|fields| PathBuf::from(fields[1]));
+    let folders = roots.flat_map(|root| groups.iter().map(move |group| root.join(group)));
+    folders.filter(|folder| folder.exists()).collect()
+}
+
+#[test]
+fn the_executors_of_an_owner_have_a_limit_of_memory_together() {
+    let role = role("memory_mib=80 owner_memory_mib=96 owner_processor=400");
+    let mut holder = Program::start(&role, "holds", 1);
+    holder.expect("ready");
+    let groups = groups_of(holder.executor);
+    assert!(!groups.is_empty(), "it has some");
+    let around: Vec<PathBuf> = groups.iter().filter_map(|group| group.parent().map(PathBuf::from)).collect();
+    assert!(around.iter().all(|group| group.display().to_string().contains("-owner-")), "{around:?}");
+    // It would have the memory, if the other had less.
+    let line = Program::start(&role, "allocates", 1).line();
+    let together = "the executors of its owner needed more than their memory of 96 MiB together";
+    assert_eq!(line, format!("kind 2: the kernel ended it: {together}"));
+    // The kernel ends the largest one: the other goes on.
+    holder.finish();
+    until("the executor has ended", || role.view().executors.is_empty().then_some(()));
+    until("its owner's group is gone", || around.iter().all(|group| !group.exists()).then_some(()));
+    let line = Program::start(&role, "allocates", 1).line();
+    assert_eq!(line, "kind 2: the kernel ended it: it needed more than its memory of 80 MiB");
+}
+
 #[test]
 fn a_stopped_executor_is_sick_and_then_killed_and_no_other_is() {
     let mut role = role("silence_ms=1500");

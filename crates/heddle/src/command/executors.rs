@@ -55,6 +55,8 @@ fn settings(arguments: &FarMemoryExecutorsArguments) -> Result<ExecutorsSettings
         contexts_max: arguments.contexts,
         memory_bytes: is_limited.then_some(arguments.memory),
         processor_percent: is_limited.then_some(arguments.processor),
+        owner_memory_bytes: arguments.owner_memory,
+        owner_processor_percent: arguments.owner_processor,
         silence: Duration::from_secs(arguments.silence),
         grace: Duration::from_secs(arguments.grace),
         has_namespaces: !arguments.without_namespaces,

@@ -84,6 +84,8 @@ fn arguments(file: &ExecutorsFile) -> Vec<OsString> {
         ("--contexts", file.contexts.map(|number| number.to_string())),
         ("--memory", file.memory_bytes.map(|number| number.to_string())),
         ("--processor", file.processor.map(|number| number.to_string())),
+        ("--owner-memory", file.owner_memory_bytes.map(|number| number.to_string())),
+        ("--owner-processor", file.owner_processor.map(|number| number.to_string())),
         ("--silence", file.silence_seconds.map(|number| number.to_string())),
         ("--metrics", file.metrics.map(|address| address.to_string())),
     ];
@@ -110,6 +112,8 @@ mod tests {
             owners: vec![1000, 1001],
             memory_bytes: Some(64 << 20),
             processor: Some(0.5),
+            owner_memory_bytes: Some(128 << 20),
+            owner_processor: Some(1.5),
             contexts: Some(2),
             silence_seconds: Some(3),
             metrics: Some("127.0.0.1:9444".parse().expect("an address")),
@@ -120,6 +124,7 @@ mod tests {
             panic!("it is another command");
         };
         assert_eq!((parsed.owner, parsed.memory, parsed.processor), (vec![1000, 1001], 64 << 20, 50));
+        assert_eq!((parsed.owner_memory, parsed.owner_processor), (Some(128 << 20), Some(150)));
         assert_eq!((parsed.contexts, parsed.silence, parsed.bound), (2, 3, true));
         assert_eq!(parsed.socket, std::path::Path::new("/run/executors"));
     }

@@ -124,6 +124,19 @@ static void allocates(void) {
     expect_loss(fills, memory);
 }
 
+// A part of that, which stays until somebody closes standard input.
+static void fills_part(void *argument) {
+    volatile char *memory = argument;
+    for (size_t at = 0; at < 24 * MIB; at += PAGE) memory[at] = 1;
+}
+
+static void holds(void) {
+    void *memory = mmap(NULL, 24 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    CALL(fills_part, memory);
+    waits();
+}
+
 // Says when its function has begun, which then runs until the executor is lost.
 static void *says_begun(void *argument) {
     (void)argument;
@@ -185,7 +198,8 @@ int main(int count, char **arguments) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } CASES[] = {{"answers", answers}, {"waits", waits}, {"calls", calls}, {"queue", queue}, {"allocates", allocates}, {"runs", runs}};
+    } CASES[] = {{"answers", answers}, {"waits", waits}, {"calls", calls}, {"queue", queue}, {"allocates", allocates},
+                 {"holds", holds}, {"runs", runs}};
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
         if (strcmp(CASES[i].name, arguments[1]) == 0) {
             CASES[i].run();

@@ -114,6 +114,8 @@ fn settings(words: &str) -> ExecutorsSettings {
             "contexts" => settings.contexts_max = number() as u32,
             "memory_mib" => settings.memory_bytes = Some(number() << 20),
             "processor" => settings.processor_percent = Some(number() as u32),
+            "owner_memory_mib" => settings.owner_memory_bytes = Some(number() << 20),
+            "owner_processor" => settings.owner_processor_percent = Some(number() as u32),
             "silence_ms" => settings.silence = Duration::from_millis(number()),
             "grace_ms" => settings.grace = Duration::from_millis(number()),
             "namespaces" => settings.has_namespaces = number() == 1,
