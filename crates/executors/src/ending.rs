@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use base::event::Counter;
+use pushdown::{STORAGE_FAILED_STATUS, STORAGE_FULL_STATUS};
 
 use crate::events;
 
@@ -86,6 +87,7 @@ impl MemoryShortage {
 pub(crate) struct ExecutorBounds {
     pub(crate) memory_bytes: Option<u64>,
     pub(crate) owner_memory_bytes: Option<u64>,
+    pub(crate) storage_bytes: Option<u64>,
 }
 
 /// A reason for people, and what counts it.
@@ -124,6 +126,17 @@ pub(crate) fn ending(
             "it gave its program up, which had broken the protocol, or the kernel refused what it needs".to_owned(),
             &events::EndedOtherwise,
         ),
+        (None, ExitStatus::Exited(STORAGE_FULL_STATUS)) if bounds.storage_bytes.is_some() => {
+            let mebibytes = bounds.storage_bytes.unwrap_or_default() >> 20;
+            let reason = format!("its storage of {mebibytes} MiB is full, and it needed more memory than it has");
+            made(reason, &events::EndedForMemory)
+        }
+        (None, ExitStatus::Exited(STORAGE_FAILED_STATUS)) if bounds.storage_bytes.is_some() => made(
+            "its storage has failed: a page could not be written or read again; look for room on the disk of --storage, \
+             and for errors of the disk"
+                .to_owned(),
+            &events::EndedOtherwise,
+        ),
         (None, ExitStatus::Exited(code)) => made(format!("it ended with status {code}"), &events::EndedOtherwise),
         (None, ExitStatus::Signalled(FORBIDDEN_CALL)) => made(
             "the kernel ended it: it made a system call that is forbidden to it".to_owned(),
@@ -145,7 +158,11 @@ mod tests {
     fn an_ending_is_named_by_its_first_cause() {
         let killed = ExitStatus::Signalled(KILL);
         let silence = Duration::from_secs(10);
-        let bounds = ExecutorBounds { memory_bytes: Some(64 << 20), owner_memory_bytes: Some(96 << 20) };
+        let bounds = ExecutorBounds {
+            memory_bytes: Some(64 << 20),
+            owner_memory_bytes: Some(96 << 20),
+            storage_bytes: Some(512 << 20),
+        };
         for (cause, status, shortage, expected) in [
             (None, killed, Some(MemoryShortage::Executor), "it needed more than its memory of 64 MiB"),
             (None, killed, Some(MemoryShortage::Owner), "of its owner needed more than their memory of 96 MiB"),
@@ -164,6 +181,8 @@ mod tests {
             (None, ExitStatus::Signalled(11), None, "signal 11"),
             (None, ExitStatus::Exited(0), None, "its program ended"),
             (None, ExitStatus::Exited(7), None, "status 7"),
+            (None, ExitStatus::Exited(STORAGE_FULL_STATUS), None, "its storage of 512 MiB is full"),
+            (None, ExitStatus::Exited(STORAGE_FAILED_STATUS), None, "its storage has failed"),
         ] {
             let ending = ending(cause, status, shortage, bounds);
             assert!(ending.reason.contains(expected), "{}", ending.reason);

@@ -26,7 +26,7 @@
 //!    exact size that can never shrink. What does not hold is refused by name, and the connection is closed.
 //! 3. **Starting.** The role makes a cgroup with the limits, within that of the owner if owners are limited, and a process in new namespaces
 //!    (user, process, network, mount, IPC, name, cgroup). The process waits until it is in its cgroup and has its user: the owner, or the role's own user if the role is not root. It keeps
-//!    the two descriptors and `/dev/userfaultfd`, loses the environment, and becomes `heddle-executor`, which leaves the file system, gives its
+//!    the two descriptors, `/dev/userfaultfd`, and a file for pages that it has no memory for if the settings have a folder for that. It loses the environment, and becomes `heddle-executor`, which leaves the file system, gives its
 //!    rights up and filters its system calls before it runs a function. The role answers with the process's number.
 //! 4. **Serving.** The program and its executor talk without the role. The connection stays: its end is the executor's. The role looks at the
 //!    area's head and at the cgroup ten times a second at most, and answers [`RoleRequest::Show`](pushdown::RoleRequest).
@@ -85,6 +85,7 @@ mod server;
 mod settings;
 mod settings_file;
 mod socket;
+mod storage;
 mod strangers;
 mod supervision;
 mod view;
@@ -95,5 +96,6 @@ pub use owners::{OWNER_METRICS, OwnerMetric};
 pub use role::ExecutorsRole;
 pub use settings::{ExecutorsSettings, OwnersAllowed};
 pub use settings_file::ExecutorsFile;
+pub use storage::StorageSettings;
 pub use strangers::STRANGERS_MAX;
 pub use view::{EndCount, ExecutorCondition, ExecutorView, RoleView};

@@ -65,6 +65,12 @@ pub struct FarMemoryExecutorsArguments {
     /// The processors of all executors of one owner together, at least those of one executor
     #[arg(long, value_name = "PROCESSORS", value_parser = processors)]
     pub owner_processor: Option<u32>,
+    /// A folder of a disk, for pages that an executor has no memory for; without it, one that needs more memory is ended
+    #[arg(long, value_name = "DIR", conflicts_with = "without_limits")]
+    pub storage: Option<PathBuf>,
+    /// The bytes that an executor may store there [default: 8 times --memory]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "storage")]
+    pub storage_bytes: Option<u64>,
     /// After how many seconds without an answer an executor is killed; after a quarter of that it is sick
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), default_value = "10")]
     pub silence: u64,
