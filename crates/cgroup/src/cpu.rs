@@ -35,9 +35,25 @@ impl CpuGroup {
     }
 
     fn make_in(mount: &CgroupMount, within: &Path) -> io::Result<CpuGroup> {
-        let folder = group::make_folder(CPU, mount, within)?;
-        let mut group = CpuGroup { version: mount.version, counted: None, folder };
+        let mut group = CpuGroup { version: mount.version, counted: None, folder: mount.root.join(within) };
+        group::make_folder(CPU, group.version, &group.folder)?;
         let prepared = group.set_quota(None).and_then(|()| group.count_beside(within));
+        if let Err(error) = prepared {
+            group.remove();
+            return Err(error);
+        }
+        Ok(group)
+    }
+
+    /// Makes a group of this name within this one, whose quota holds for it too. Version 1 allows it no larger quota.
+    ///
+    /// # Errors
+    /// The kernel rejects it.
+    pub(crate) fn make_within(&self, name: &str) -> io::Result<CpuGroup> {
+        let counted = self.counted.as_ref().map(|counted| counted.join(name));
+        let group = CpuGroup { version: self.version, counted, folder: self.folder.join(name) };
+        group::make_folder(CPU, group.version, &group.folder)?;
+        let prepared = group.set_quota(None).and_then(|()| group.counted().map_or(Ok(()), group::make_empty));
         if let Err(error) = prepared {
             group.remove();
             return Err(error);

@@ -55,14 +55,24 @@ pub fn make<G>(
 }
 
 /// Makes the folder of a group. In version 2, also enables the controller for it.
-pub fn make_folder(controller: &str, mount: &CgroupMount, within: &Path) -> io::Result<PathBuf> {
-    let folder = mount.root.join(within);
-    make_empty(&folder)?;
-    if let (CgroupVersion::Two, Some(parent)) = (mount.version, folder.parent()) {
+pub fn make_folder(controller: &str, version: CgroupVersion, folder: &Path) -> io::Result<()> {
+    make_empty(folder)?;
+    if let (CgroupVersion::Two, Some(parent)) = (version, folder.parent()) {
         // If the controller stays disabled, setting a limit fails later.
         let _ = write_existing(&parent.join("cgroup.subtree_control"), &format!("+{controller}"));
     }
-    Ok(folder)
+    Ok(())
+}
+
+/// Removes the groups within a group that have no processes: those that a killed process left behind, whose limits the kernel compares with
+/// those of the group.
+pub fn remove_within(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        // A removed group of version 1 counts for a while.
+        let _ = write_existing(&entry.path().join("cpu.cfs_quota_us"), "-1");
+        let _ = fs::remove_dir(entry.path());
+    }
 }
 
 /// Makes a group's folder, or takes an existing one without processes.
@@ -151,6 +161,17 @@ pub mod tests {
         make_empty(&files.0.path().join("free")).expect("nobody is in it");
         let error = make_empty(&files.0.path().join("taken")).expect_err("somebody is in it");
         assert!(error.to_string().contains("processes"), "{error}");
+    }
+
+    #[test]
+    fn groups_left_within_a_group_are_removed_if_they_are_empty() {
+        let files = Hierarchy::new();
+        files.write("owner/cgroup.procs", "\n");
+        files.write("owner/used/cgroup.procs", "17\n");
+        fs::create_dir(files.0.path().join("owner/left")).expect("a folder");
+        remove_within(&files.0.path().join("owner"));
+        let is_there = |name: &str| files.0.path().join("owner").join(name).exists();
+        assert!(!is_there("left") && is_there("used") && is_there("cgroup.procs"));
     }
 
     #[test]

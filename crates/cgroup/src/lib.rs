@@ -16,6 +16,7 @@
 //! * A quota holds for all processes of the group together. In each [`PERIOD`] the kernel lets them run for the given share of
 //!   processor time, and then suspends them for the rest.
 //! * A limit of memory counts page cache, and leaves nothing for swap ([`MemoryGroup`]).
+//! * Groups within a group ([`LimitedGroup::make_around`]) have limits of their own, and together those of the group around them.
 //! * Nothing is left behind by `remove`, nor by a group that could not be made.
 //!
 //! # What it needs around it

@@ -11,6 +11,8 @@ use crate::mounts::{CgroupMount, CgroupVersion};
 const MEMORY: &str = "memory";
 /// The least limit: a process of ours needs more by itself.
 pub const MEMORY_BYTES_MIN: u64 = 16 << 20;
+/// What is allocated at once, at most, if the kernel ends a process for want of it.
+const ALLOCATION_BYTES: u64 = 64 << 10;
 /// A limit of version 1 above this is none: the kernel writes the largest number of pages that it can count.
 const LIMIT_BYTES_MAX: u64 = 1 << 62;
 
@@ -36,13 +38,36 @@ impl MemoryGroup {
     }
 
     fn make_in(mount: &CgroupMount, within: &Path) -> io::Result<MemoryGroup> {
-        let folder = group::make_folder(MEMORY, mount, within)?;
-        let group = MemoryGroup { version: mount.version, folder };
+        MemoryGroup::make_at(mount.version, mount.root.join(within))
+    }
+
+    /// Makes a group of this name within this one, whose limit holds for it too.
+    ///
+    /// # Errors
+    /// The kernel rejects it.
+    pub(crate) fn make_within(&self, name: &str) -> io::Result<MemoryGroup> {
+        MemoryGroup::make_at(self.version, self.folder.join(name))
+    }
+
+    fn make_at(version: CgroupVersion, folder: PathBuf) -> io::Result<MemoryGroup> {
+        group::make_folder(MEMORY, version, &folder)?;
+        let group = MemoryGroup { version, folder };
         if let Err(error) = group.set_limit(None) {
             group.remove();
             return Err(error);
         }
         Ok(group)
+    }
+
+    /// Has its limit hold for the groups within it too, which old kernels do only if they are asked before there are any.
+    ///
+    /// # Errors
+    /// The kernel rejects it.
+    pub(crate) fn hold_within(&self) -> io::Result<()> {
+        match self.version {
+            CgroupVersion::Two => Ok(()),
+            CgroupVersion::One => if_there(write_existing(&self.folder.join("memory.use_hierarchy"), "1")),
+        }
     }
 
     /// The nearest group with a limit around another process of this machine.
@@ -151,6 +176,40 @@ impl MemoryGroup {
         text.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
     }
 
+    /// Where the count of [`was_short`](MemoryGroup::was_short) stands.
+    pub fn shortages(&self) -> u64 {
+        match self.version {
+            CgroupVersion::Two => self.shortages_counted().unwrap_or(0),
+            CgroupVersion::One => 0,
+        }
+    }
+
+    /// Whether a process has found no room below this group's own limit, rather than below that of a group within or around it, since the count
+    /// stood there. Version 1 has no such count: whether use has come up to the limit since
+    /// [`forget_shortages`](MemoryGroup::forget_shortages), which page cache does as well. `None`: the kernel does not say.
+    pub fn was_short(&self, since: u64) -> Option<bool> {
+        match self.version {
+            CgroupVersion::Two => Some(self.shortages_counted()? > since),
+            CgroupVersion::One => {
+                let peak = self.number("memory.max_usage_in_bytes")?;
+                Some(self.limit().is_some_and(|limit| peak.saturating_add(ALLOCATION_BYTES) >= limit))
+            }
+        }
+    }
+
+    /// Version 1 begins anew to note how much is used at most. Version 2 counts on.
+    pub fn forget_shortages(&self) {
+        if self.version == CgroupVersion::One {
+            // Without it more is said to have been short than was.
+            let _ = write_existing(&self.folder.join("memory.max_usage_in_bytes"), "0");
+        }
+    }
+
+    fn shortages_counted(&self) -> Option<u64> {
+        let text = fs::read_to_string(self.folder.join("memory.events.local")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("oom "))?.trim().parse().ok()
+    }
+
     fn number(&self, name: &str) -> Option<u64> {
         fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
     }
@@ -242,6 +301,26 @@ mod tests {
         assert_eq!(group(&files, CgroupVersion::Two, "two").kills(), Some(2));
         assert_eq!(group(&files, CgroupVersion::One, "one").kills(), Some(1));
         assert_eq!(group(&files, CgroupVersion::One, "none").kills(), None);
+    }
+
+    #[test]
+    fn shortages_are_those_of_the_groups_own_limit() {
+        let files = Hierarchy::new();
+        files.write("two/memory.events", "low 0\nmax 12\noom 5\noom_kill 2\n");
+        files.write("two/memory.events.local", "low 0\nmax 12\noom 3\noom_kill 2\noom_group_kill 0\n");
+        let two = group(&files, CgroupVersion::Two, "two");
+        assert_eq!((two.shortages(), two.was_short(2), two.was_short(3)), (3, Some(true), Some(false)));
+        let one = group(&files, CgroupVersion::One, "one");
+        assert_eq!(one.was_short(0), None);
+        files.write("one/memory.limit_in_bytes", "33554432\n");
+        for (peak, expected) in [("33554432\n", true), ("33550336\n", true), ("33000000\n", false)] {
+            files.write("one/memory.max_usage_in_bytes", peak);
+            assert_eq!((one.shortages(), one.was_short(0)), (0, Some(expected)), "{peak}");
+        }
+        one.forget_shortages();
+        assert!(files.read("one/memory.max_usage_in_bytes").starts_with('0'));
+        files.write("one/memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(one.was_short(0), Some(false), "it has no limit");
     }
 
     /// With the kernel's own files, where this user may make groups.

@@ -28,7 +28,7 @@ pub struct ProcessLimits {
 ///     assert!(group.try_remove());
 /// }
 /// ```
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub struct LimitedGroup {
     cpu: Option<CpuGroup>,
     memory: Option<MemoryGroup>,
@@ -41,21 +41,59 @@ impl LimitedGroup {
     /// # Errors
     /// Why there can be no such groups.
     pub fn make(name: &str, limits: ProcessLimits) -> Result<LimitedGroup, String> {
-        let mut groups = LimitedGroup { cpu: None, memory: None };
-        let made = groups.make_each(name, limits);
-        if made.is_err() {
-            groups.try_remove();
-        }
-        made.map(|()| groups)
+        LimitedGroup::default().filled(|groups| groups.make_each(name, limits, limits))
     }
 
-    fn make_each(&mut self, name: &str, limits: ProcessLimits) -> Result<(), String> {
-        if limits.cpu_percent.is_some() {
+    /// Makes groups of this name for groups within them ([`make_within`](LimitedGroup::make_within)), whose processes together have these
+    /// limits. `of_each` are those of the groups within: what is limited here or there is a group of its own in version 1. Groups without
+    /// processes that a killed process left behind are taken over, and those within them removed.
+    ///
+    /// # Errors
+    /// Why there can be no such groups.
+    pub fn make_around(name: &str, limits: ProcessLimits, of_each: ProcessLimits) -> Result<LimitedGroup, String> {
+        let either = ProcessLimits {
+            cpu_percent: limits.cpu_percent.or(of_each.cpu_percent),
+            memory_bytes: limits.memory_bytes.or(of_each.memory_bytes),
+        };
+        LimitedGroup::default().filled(|groups| groups.make_each(name, either, limits))
+    }
+
+    /// Makes groups of this name within these, with limits of their own, which are no larger than those of these. What is limited in neither
+    /// has no group.
+    ///
+    /// # Errors
+    /// Why there can be no such groups.
+    pub fn make_within(&self, name: &str, limits: ProcessLimits) -> Result<LimitedGroup, String> {
+        LimitedGroup::default().filled(|groups| {
+            if let Some(cpu) = &self.cpu {
+                groups.cpu = Some(cpu.make_within(name).map_err(|error| failed(&cpu.folder().join(name), &error))?);
+            }
+            if let Some(memory) = &self.memory {
+                let made = memory.make_within(name);
+                groups.memory = Some(made.map_err(|error| failed(&memory.folder().join(name), &error))?);
+            }
+            groups.set(limits)
+        })
+    }
+
+    /// The groups that were made, or none of them.
+    fn filled(mut self, make: impl FnOnce(&mut LimitedGroup) -> Result<(), String>) -> Result<LimitedGroup, String> {
+        let made = make(&mut self);
+        if made.is_err() {
+            self.try_remove();
+        }
+        made.map(|()| self)
+    }
+
+    /// Makes a group for each of `kinds`, and sets limits.
+    fn make_each(&mut self, name: &str, kinds: ProcessLimits, limits: ProcessLimits) -> Result<(), String> {
+        if kinds.cpu_percent.is_some() {
             self.cpu = Some(CpuGroup::make(name).map_err(|error| error.to_string())?);
         }
-        if limits.memory_bytes.is_some() {
+        if kinds.memory_bytes.is_some() {
             self.memory = Some(MemoryGroup::make(name).map_err(|error| error.to_string())?);
         }
+        self.folders().for_each(group::remove_within);
         if let (Some(cpu), Some(memory)) = (&self.cpu, &self.memory)
             && cpu.version() == CgroupVersion::Two
             && memory.version() == CgroupVersion::Two
@@ -68,6 +106,14 @@ impl LimitedGroup {
                 memory.folder().display()
             ));
         }
+        if let Some(memory) = &self.memory {
+            memory.hold_within().map_err(|error| failed(memory.folder(), &error))?;
+        }
+        self.set(limits)
+    }
+
+    /// Sets the limits, each where it has a group.
+    fn set(&self, limits: ProcessLimits) -> Result<(), String> {
         if let Some(memory) = &self.memory {
             memory.set_limit(limits.memory_bytes).map_err(|error| failed(memory.folder(), &error))?;
         }
@@ -106,15 +152,32 @@ impl LimitedGroup {
         self.memory.as_ref()?.kills()
     }
 
-    /// Removes the groups if their processes have ended. Returns whether they are gone; does not wait.
+    /// As [`MemoryGroup::shortages`].
+    pub fn shortages(&self) -> u64 {
+        self.memory.as_ref().map_or(0, MemoryGroup::shortages)
+    }
+
+    /// As [`MemoryGroup::was_short`]; not, if memory is not limited.
+    pub fn was_short(&self, since: u64) -> Option<bool> {
+        self.memory.as_ref().map_or(Some(false), |memory| memory.was_short(since))
+    }
+
+    /// As [`MemoryGroup::forget_shortages`].
+    pub fn forget_shortages(&self) {
+        if let Some(memory) = &self.memory {
+            memory.forget_shortages();
+        }
+    }
+
+    /// Removes the groups if their processes have ended, and no group is within them. Returns whether they are gone; does not wait.
     pub fn try_remove(&self) -> bool {
+        self.folders().filter(|folder| !group::try_remove(folder)).count() == 0
+    }
+
+    fn folders(&self) -> impl Iterator<Item = &Path> {
         let folders = [self.memory.as_ref().map(MemoryGroup::folder), self.cpu.as_ref().map(CpuGroup::folder)];
         let counted = self.cpu.as_ref().and_then(CpuGroup::counted);
-        let mut are_gone = true;
-        for folder in folders.into_iter().chain([counted]).flatten() {
-            are_gone &= group::try_remove(folder);
-        }
-        are_gone
+        folders.into_iter().chain([counted]).flatten()
     }
 }
 
@@ -147,5 +210,40 @@ impl Drop for LimitedProcess {
         if let Some(cpu) = &self.0.cpu {
             cpu.leave();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With the kernel's own files, where this user may make groups.
+    #[test]
+    fn groups_within_a_group_have_limits_of_their_own_and_go_before_it() {
+        let name = format!("heddle-test-around-{}", std::process::id());
+        let (all, each) = (
+            ProcessLimits { memory_bytes: Some(64 << 20), cpu_percent: None },
+            ProcessLimits { memory_bytes: Some(32 << 20), cpu_percent: Some(50) },
+        );
+        let around = match LimitedGroup::make_around(&name, all, each) {
+            Ok(around) => around,
+            Err(error) => {
+                eprintln!("not tested: {error}");
+                return;
+            }
+        };
+        let within = around.make_within("0", each).expect("the group is ours");
+        let limits = |group: &LimitedGroup| {
+            (group.memory.as_ref().and_then(MemoryGroup::limit), group.cpu.as_ref().and_then(CpuGroup::quota))
+        };
+        assert_eq!((limits(&around), limits(&within)), ((Some(64 << 20), None), (Some(32 << 20), Some(0.5))));
+        assert_eq!((within.kills(), around.was_short(0), within.was_short(0)), (Some(0), Some(false), Some(false)));
+        assert!(!around.try_remove(), "a group is within it");
+        // As a killed process leaves them, and another one takes them with other limits.
+        let lower = ProcessLimits { memory_bytes: Some(32 << 20), cpu_percent: Some(20) };
+        let again = LimitedGroup::make_around(&name, lower, lower).expect("nobody is in it");
+        assert_eq!(limits(&again), (Some(32 << 20), Some(0.2)));
+        assert!(within.try_remove(), "it is gone already");
+        assert!(again.make_within("0", lower).expect("the group is ours").try_remove() && again.try_remove());
     }
 }

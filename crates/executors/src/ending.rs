@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use base::event::Counter;
+use pushdown::{STORAGE_FAILED_STATUS, STORAGE_FULL_STATUS};
 
 use crate::events;
 
@@ -39,24 +40,72 @@ pub(crate) enum ExitStatus {
     Unknown,
 }
 
+/// Of which limit of memory the kernel has ended an executor, as far as it counts that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MemoryShortage {
+    /// The executor's own.
+    Executor,
+    /// That of all executors of its owner.
+    Owner,
+    /// Both were met while it ran.
+    Either,
+    /// Neither: the machine's, or that of a group around the role's.
+    Machine,
+}
+
+impl MemoryShortage {
+    /// By whether the executor's limit was met, and its owner's; `None`: that is not known.
+    pub(crate) fn of(own: Option<bool>, owner: Option<bool>) -> MemoryShortage {
+        match (own.unwrap_or(true), owner.unwrap_or(true)) {
+            (true, false) => MemoryShortage::Executor,
+            (false, true) => MemoryShortage::Owner,
+            (true, true) => MemoryShortage::Either,
+            (false, false) => MemoryShortage::Machine,
+        }
+    }
+
+    fn reason(self, bounds: ExecutorBounds) -> String {
+        let mebibytes = |bytes: Option<u64>| bytes.unwrap_or_default() >> 20;
+        let own = format!("it needed more than its memory of {} MiB", mebibytes(bounds.memory_bytes));
+        let owner = mebibytes(bounds.owner_memory_bytes);
+        let which = match self {
+            MemoryShortage::Executor => own,
+            MemoryShortage::Owner => {
+                format!("the executors of its owner needed more than their memory of {owner} MiB together")
+            }
+            MemoryShortage::Either => {
+                format!("{own}, or the executors of its owner more than theirs of {owner} MiB together")
+            }
+            MemoryShortage::Machine => "the machine had no memory left, or a group around the role".to_owned(),
+        };
+        format!("the kernel ended it: {which}")
+    }
+}
+
+/// What an executor may use, for reasons.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(crate) struct ExecutorBounds {
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) owner_memory_bytes: Option<u64>,
+    pub(crate) storage_bytes: Option<u64>,
+}
+
 /// A reason for people, and what counts it.
 pub(crate) struct Ending {
     pub(crate) reason: String,
     pub(crate) counter: &'static Counter,
 }
 
-/// Why an executor ended. `was_memory` says that the kernel killed it for its memory, of which it had `memory_bytes`.
+/// Why an executor ended. `shortage` says that the kernel killed it for its memory.
 pub(crate) fn ending(
     cause: Option<KillCause>,
     status: ExitStatus,
-    was_memory: bool,
-    memory_bytes: Option<u64>,
+    shortage: Option<MemoryShortage>,
+    bounds: ExecutorBounds,
 ) -> Ending {
     let made = |reason: String, counter| Ending { reason, counter };
-    if was_memory {
-        let mebibytes = memory_bytes.unwrap_or_default() >> 20;
-        let reason = format!("the kernel ended it: it needed more than its memory of {mebibytes} MiB");
-        return made(reason, &events::EndedForMemory);
+    if let Some(shortage) = shortage {
+        return made(shortage.reason(bounds), &events::EndedForMemory);
     }
     match (cause, status) {
         (Some(KillCause::Closed), _) => made("its program closed the connection".to_owned(), &events::EndedWithProgram),
@@ -75,6 +124,17 @@ pub(crate) fn ending(
         (None, ExitStatus::Exited(0)) => made("its program ended".to_owned(), &events::EndedWithProgram),
         (None, ExitStatus::Exited(1)) => made(
             "it gave its program up, which had broken the protocol, or the kernel refused what it needs".to_owned(),
+            &events::EndedOtherwise,
+        ),
+        (None, ExitStatus::Exited(STORAGE_FULL_STATUS)) if bounds.storage_bytes.is_some() => {
+            let mebibytes = bounds.storage_bytes.unwrap_or_default() >> 20;
+            let reason = format!("its storage of {mebibytes} MiB is full, and it needed more memory than it has");
+            made(reason, &events::EndedForMemory)
+        }
+        (None, ExitStatus::Exited(STORAGE_FAILED_STATUS)) if bounds.storage_bytes.is_some() => made(
+            "its storage has failed: a page could not be written or read again; look for room on the disk of --storage, \
+             and for errors of the disk"
+                .to_owned(),
             &events::EndedOtherwise,
         ),
         (None, ExitStatus::Exited(code)) => made(format!("it ended with status {code}"), &events::EndedOtherwise),
@@ -98,19 +158,48 @@ mod tests {
     fn an_ending_is_named_by_its_first_cause() {
         let killed = ExitStatus::Signalled(KILL);
         let silence = Duration::from_secs(10);
-        for (cause, status, was_memory, expected) in [
-            (None, killed, true, "more than its memory of 64 MiB"),
-            (None, killed, false, "somebody else killed it"),
-            (Some(KillCause::Silent(silence)), killed, false, "did not answer for 10000 ms"),
-            (Some(KillCause::Stopping), killed, false, "has stopped"),
-            (Some(KillCause::Closed), killed, false, "closed the connection"),
-            (None, ExitStatus::Signalled(FORBIDDEN_CALL), false, "forbidden"),
-            (None, ExitStatus::Signalled(11), false, "signal 11"),
-            (None, ExitStatus::Exited(0), false, "its program ended"),
-            (None, ExitStatus::Exited(7), false, "status 7"),
+        let bounds = ExecutorBounds {
+            memory_bytes: Some(64 << 20),
+            owner_memory_bytes: Some(96 << 20),
+            storage_bytes: Some(512 << 20),
+        };
+        for (cause, status, shortage, expected) in [
+            (None, killed, Some(MemoryShortage::Executor), "it needed more than its memory of 64 MiB"),
+            (None, killed, Some(MemoryShortage::Owner), "of its owner needed more than their memory of 96 MiB"),
+            (
+                None,
+                killed,
+                Some(MemoryShortage::Either),
+                "64 MiB, or the executors of its owner more than theirs of 96",
+            ),
+            (None, killed, Some(MemoryShortage::Machine), "the machine had no memory"),
+            (None, killed, None, "somebody else killed it"),
+            (Some(KillCause::Silent(silence)), killed, None, "did not answer for 10000 ms"),
+            (Some(KillCause::Stopping), killed, None, "has stopped"),
+            (Some(KillCause::Closed), killed, None, "closed the connection"),
+            (None, ExitStatus::Signalled(FORBIDDEN_CALL), None, "forbidden"),
+            (None, ExitStatus::Signalled(11), None, "signal 11"),
+            (None, ExitStatus::Exited(0), None, "its program ended"),
+            (None, ExitStatus::Exited(7), None, "status 7"),
+            (None, ExitStatus::Exited(STORAGE_FULL_STATUS), None, "its storage of 512 MiB is full"),
+            (None, ExitStatus::Exited(STORAGE_FAILED_STATUS), None, "its storage has failed"),
         ] {
-            let ending = ending(cause, status, was_memory, Some(64 << 20));
+            let ending = ending(cause, status, shortage, bounds);
             assert!(ending.reason.contains(expected), "{}", ending.reason);
+        }
+    }
+
+    #[test]
+    fn a_limit_that_was_not_met_is_not_named() {
+        for (own, owner, expected) in [
+            (Some(true), Some(false), MemoryShortage::Executor),
+            (None, Some(false), MemoryShortage::Executor),
+            (Some(false), Some(true), MemoryShortage::Owner),
+            (Some(true), Some(true), MemoryShortage::Either),
+            (Some(true), None, MemoryShortage::Either),
+            (Some(false), Some(false), MemoryShortage::Machine),
+        ] {
+            assert_eq!(MemoryShortage::of(own, owner), expected);
         }
     }
 }

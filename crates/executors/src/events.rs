@@ -13,7 +13,7 @@ base::events! {
     counter ExecutorsStarted("heddle_executors_started_total");
     /// Executors that ended with their program, or because it closed its connection.
     counter EndedWithProgram("heddle_executors_ended_with_program_total");
-    /// Executors that the kernel ended, since they needed more than their memory.
+    /// Executors that needed more than their memory and their storage, or than their owner's memory.
     counter EndedForMemory("heddle_executors_ended_for_memory_total");
     /// Executors that were killed because they did not answer, or did not begin.
     counter EndedForSilence("heddle_executors_ended_for_silence_total");

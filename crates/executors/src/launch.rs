@@ -17,9 +17,13 @@ use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr;
 
+use bare::PAGE_BYTES;
 use bare::system_call::{Errno, exit_group, system_call};
 use cgroup::LimitedGroup;
-use pushdown::{AREA_FILE, CONTEXTS_ARGUMENT, DEVICE_ARGUMENT, DEVICE_FILE, NAMESPACES_ARGUMENT, SOCKET};
+use pushdown::{
+    AREA_FILE, CONTEXTS_ARGUMENT, DEVICE_ARGUMENT, DEVICE_FILE, MEMORY_PAGES_ARGUMENT, NAMESPACES_ARGUMENT, SOCKET,
+    STORAGE_FILE, STORAGE_PAGES_ARGUMENT,
+};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -29,6 +33,7 @@ use crate::ending::ExitStatus;
 use crate::error::ExecutorsError;
 use crate::peer::ClientIdentity;
 use crate::settings::ExecutorsSettings;
+use crate::storage::StorageFolder;
 
 const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
@@ -38,9 +43,10 @@ const NAMESPACES: i32 = libc::CLONE_NEWUSER
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
 /// Descriptors are moved above these before they are arranged.
-const DESCRIPTOR_MIN: RawFd = 16;
-/// Files that an executor has open, at most.
-const FILES_MAX: u64 = 64;
+const DESCRIPTOR_MIN: RawFd = 128;
+/// The numbers of an executor's files are below this.
+const FILES_MAX: u64 = 128;
+const _: () = assert!(STORAGE_FILE < DESCRIPTOR_MIN && (STORAGE_FILE as u64) < FILES_MAX);
 const DEVICE: &str = "/dev/userfaultfd";
 /// A C library whose memory is gone must not have the kernel write to it.
 const ENVIRONMENT: &std::ffi::CStr = c"GLIBC_TUNABLES=glibc.pthread.rseq=0";
@@ -69,8 +75,8 @@ const STEPS: [&str; 8] = [
     "giving up to gain rights",
     "bounding what it may use",
     "leaving the session",
-    "arranging its descriptors",
-    "closing others at the end",
+    "having descriptors close at the end",
+    "arranging its own",
     "executing heddle-executor",
 ];
 
@@ -81,11 +87,13 @@ struct ChildPlan {
     go_writer: RawFd,
     failures: RawFd,
     /// Each descriptor, and what it shall be.
-    files: [(RawFd, RawFd); 4],
+    files: [(RawFd, RawFd); 5],
     files_count: usize,
     program: RawFd,
     /// The user and the group that the copy becomes, by their numbers in its namespace.
     user: Option<(u32, u32)>,
+    /// Bytes that a file of the copy may have.
+    file_bytes: u64,
     arguments: *const *const c_char,
     environment: *const *const c_char,
 }
@@ -95,6 +103,8 @@ pub(crate) struct Launcher {
     program: OwnedFd,
     device: Option<OwnedFd>,
     null: OwnedFd,
+    /// The folder of files for pages, and the bytes of a file.
+    storage: Option<(StorageFolder, u64)>,
     has_namespaces: bool,
     own: (u32, u32),
     arguments: Vec<CString>,
@@ -134,9 +144,18 @@ impl Launcher {
         if settings.has_namespaces {
             arguments.push(NAMESPACES_ARGUMENT.to_owned());
         }
+        if let Some((storage, memory_pages)) = settings.storage.as_ref().zip(settings.memory_pages()) {
+            arguments.push(format!("{MEMORY_PAGES_ARGUMENT}{memory_pages}"));
+            arguments.push(format!("{STORAGE_PAGES_ARGUMENT}{}", storage.pages()));
+        }
+        let storage = settings.storage.as_ref().map(|storage| {
+            StorageFolder::open(&storage.folder).map(|folder| (folder, storage.pages() * PAGE_BYTES as u64))
+        });
+        let storage = storage.transpose()?;
         let arguments = arguments.into_iter().map(|argument| CString::new(argument).expect("it has no zero byte"));
         let arguments = arguments.collect();
-        let launcher = Launcher { program, device, null, has_namespaces: settings.has_namespaces, own, arguments };
+        let has_namespaces = settings.has_namespaces;
+        let launcher = Launcher { program, device, null, storage, has_namespaces, own, arguments };
         if settings.has_namespaces {
             launcher.try_namespaces().map_err(ExecutorsError::Namespaces)?;
         }
@@ -150,7 +169,7 @@ impl Launcher {
 
     /// Whether a process can be started as executors are; it ends at once.
     fn try_namespaces(&self) -> Result<(), String> {
-        let held = self.hold(&self.null, &self.null, self.own)?;
+        let held = self.hold(&self.null, &self.null, None, self.own)?;
         self.name_user(held.process.number, self.own)
     }
 
@@ -167,7 +186,8 @@ impl Launcher {
     ) -> Result<ExecutorProcess, String> {
         // A role that is not root cannot have its executors be others.
         let user = if self.own.0 == 0 { (client.user, client.group) } else { self.own };
-        let mut held = self.hold(area, socket, user)?;
+        let storage = self.storage.as_ref().map(|(folder, _)| folder.file()).transpose()?;
+        let mut held = self.hold(area, socket, storage.as_ref(), user)?;
         if let Some(group) = group {
             group.add(held.process.number)?;
         }
@@ -203,7 +223,13 @@ impl Launcher {
     }
 
     /// A copy of this process that waits.
-    fn hold(&self, area: &OwnedFd, socket: &OwnedFd, user: (u32, u32)) -> Result<HeldProcess, String> {
+    fn hold(
+        &self,
+        area: &OwnedFd,
+        socket: &OwnedFd,
+        storage: Option<&OwnedFd>,
+        user: (u32, u32),
+    ) -> Result<HeldProcess, String> {
         let system = |error: rustix::io::Errno| format!("the executor's process: {}", io::Error::from(error));
         let (go, go_writer) = pipe_with(PipeFlags::CLOEXEC).map_err(system)?;
         let (failures, failures_writer) = pipe_with(PipeFlags::CLOEXEC).map_err(system)?;
@@ -212,12 +238,13 @@ impl Launcher {
             Some((area, AREA_FILE)),
             Some((&self.null, libc::STDERR_FILENO)),
             self.device.as_ref().map(|device| (device, DEVICE_FILE)),
+            storage.map(|storage| (storage, STORAGE_FILE)),
         ];
         // Out of the way of what they shall be.
         let moved = |file: &OwnedFd| fcntl_dupfd_cloexec(file, DESCRIPTOR_MIN).map_err(system);
         let kept = [moved(&go)?, moved(&failures_writer)?, moved(&self.program)?];
         let mut sources = Vec::new();
-        let (mut files, mut files_count) = ([(0, 0); 4], 0);
+        let (mut files, mut files_count) = ([(0, 0); 5], 0);
         for (file, target) in wanted.into_iter().flatten() {
             let source = moved(file)?;
             files[files_count] = (source.as_raw_fd(), target);
@@ -241,6 +268,7 @@ impl Launcher {
             files_count,
             program: kept[2].as_raw_fd(),
             user,
+            file_bytes: storage.and(self.storage.as_ref()).map_or(0, |(_, bytes)| *bytes),
             arguments: arguments.as_ptr(),
             environment: environment.as_ptr(),
         };
@@ -376,7 +404,7 @@ unsafe fn prepare(plan: &ChildPlan) -> Result<(), (usize, Errno)> {
         for (resource, most) in [
             (libc::RLIMIT_CORE, 0),
             (libc::RLIMIT_NOFILE, FILES_MAX),
-            (libc::RLIMIT_FSIZE, 0),
+            (libc::RLIMIT_FSIZE, plan.file_bytes),
             (libc::RLIMIT_MEMLOCK, 0),
             (libc::RLIMIT_MSGQUEUE, 0),
         ] {
@@ -385,13 +413,12 @@ unsafe fn prepare(plan: &ChildPlan) -> Result<(), (usize, Errno)> {
             system_call(libc::SYS_prlimit64, arguments).map_err(at(3))?;
         }
         system_call(libc::SYS_setsid, []).map_err(at(4))?;
-        let mut next = 0;
+        // All of them, before those that stay are made.
+        let at_the_end = libc::CLOSE_RANGE_CLOEXEC as usize;
+        system_call(libc::SYS_close_range, [0, u32::MAX as usize, at_the_end]).map_err(at(5))?;
         for (source, target) in plan.files.iter().take(plan.files_count) {
-            system_call(libc::SYS_dup2, [*source as usize, *target as usize]).map_err(at(5))?;
-            next = next.max(*target as usize + 1);
+            system_call(libc::SYS_dup2, [*source as usize, *target as usize]).map_err(at(6))?;
         }
-        let until_then = libc::CLOSE_RANGE_CLOEXEC as usize;
-        system_call(libc::SYS_close_range, [next, u32::MAX as usize, until_then]).map_err(at(6))?;
     }
     Ok(())
 }

@@ -24,9 +24,9 @@
 //! 2. **Hello.** The program sends [`RoleRequest::Hello`](pushdown::RoleRequest) with two descriptors: the area, and the executor's end of its
 //!    pair of sockets. The role checks versions, the processor's extensions, the owner, the bounds, and the descriptors: the area is memory of its
 //!    exact size that can never shrink. What does not hold is refused by name, and the connection is closed.
-//! 3. **Starting.** The role makes a cgroup with the limits, and a process in new namespaces (user, process, network, mount, IPC, name,
-//!    cgroup). The process waits until it is in its cgroup and has its user: the owner, or the role's own user if the role is not root. It keeps
-//!    the two descriptors and `/dev/userfaultfd`, loses the environment, and becomes `heddle-executor`, which leaves the file system, gives its
+//! 3. **Starting.** The role makes a cgroup with the limits, within that of the owner if owners are limited, and a process in new namespaces
+//!    (user, process, network, mount, IPC, name, cgroup). The process waits until it is in its cgroup and has its user: the owner, or the role's own user if the role is not root. It keeps
+//!    the two descriptors, `/dev/userfaultfd`, and a file for pages that it has no memory for if the settings have a folder for that. It loses the environment, and becomes `heddle-executor`, which leaves the file system, gives its
 //!    rights up and filters its system calls before it runs a function. The role answers with the process's number.
 //! 4. **Serving.** The program and its executor talk without the role. The connection stays: its end is the executor's. The role looks at the
 //!    area's head and at the cgroup ten times a second at most, and answers [`RoleRequest::Show`](pushdown::RoleRequest).
@@ -35,7 +35,8 @@
 //!    that waits for room, since its program takes nothing, is not sick.
 //! 6. **Ending.** An executor ends when the connection ends, when the program does, when it has broken a rule, when the kernel ends it for its
 //!    memory, when it is silent, or with the role: the kernel kills it when the role's thread is gone. The role learns of it by the process's
-//!    descriptor, says why ([`RoleNotice::Ended`](pushdown::RoleNotice)) on the connection, and removes the cgroup.
+//!    descriptor, says why ([`RoleNotice::Ended`](pushdown::RoleNotice)) on the connection, and removes the cgroup. The owner's cgroup goes
+//!    with the last one in it.
 //! 7. **Stopping.** The role admits nobody any more. Executors go on until no function runs and none waits, for the grace of the settings at most.
 //!    Then the role kills all executors, and tells their programs why.
 //!
@@ -72,6 +73,7 @@ mod error;
 pub mod events;
 #[doc(hidden)]
 pub mod fuzz;
+mod groups;
 #[cfg(test)]
 mod hostile_tests;
 mod launch;
@@ -85,6 +87,7 @@ mod server;
 mod settings;
 mod settings_file;
 mod socket;
+mod storage;
 mod strangers;
 mod supervision;
 mod view;
@@ -95,5 +98,6 @@ pub use owners::{OWNER_METRICS, OwnerMetric};
 pub use role::ExecutorsRole;
 pub use settings::{ExecutorsSettings, OwnersAllowed};
 pub use settings_file::ExecutorsFile;
+pub use storage::StorageSettings;
 pub use strangers::STRANGERS_MAX;
 pub use view::{EndCount, ExecutorCondition, ExecutorView, RoleView};

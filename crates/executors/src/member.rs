@@ -4,12 +4,12 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use base::event::Counter;
-use cgroup::LimitedGroup;
 use pushdown::{CONTEXTS_MAX, CallEnd, ExecutorLoad};
 
 use crate::area_file::read_load;
-use crate::ending::KillCause;
+use crate::ending::{KillCause, MemoryShortage};
 use crate::events;
+use crate::groups::ExecutorGroup;
 use crate::launch::ExecutorProcess;
 use crate::owners::OwnerUse;
 use crate::supervision::{Finding, Supervision};
@@ -38,7 +38,7 @@ pub(crate) struct MemberParts {
     pub(crate) control: OwnedFd,
     pub(crate) area: OwnedFd,
     pub(crate) process: ExecutorProcess,
-    pub(crate) group: Option<LimitedGroup>,
+    pub(crate) group: Option<ExecutorGroup>,
     pub(crate) silence_max: Duration,
     pub(crate) memory_limit_bytes: Option<u64>,
 }
@@ -54,8 +54,6 @@ pub(crate) struct Member {
     used_at: Option<Duration>,
     memory_bytes: Option<u64>,
     processor: Option<Duration>,
-    /// What its group had counted before: a killed role may have left the group behind.
-    kills_before: u64,
 }
 
 /// What comes of a look.
@@ -74,8 +72,7 @@ pub(crate) enum Change {
 impl Member {
     /// One that was started now.
     pub(crate) fn new(parts: MemberParts, now: Duration) -> Member {
-        let processor = parts.group.as_ref().and_then(LimitedGroup::cpu_used);
-        let kills_before = parts.group.as_ref().and_then(LimitedGroup::kills).unwrap_or(0);
+        let processor = parts.group.as_ref().and_then(ExecutorGroup::cpu_used);
         Member {
             supervision: Supervision::new(parts.silence_max, now),
             parts,
@@ -86,7 +83,6 @@ impl Member {
             used_at: None,
             memory_bytes: None,
             processor,
-            kills_before,
         }
     }
 
@@ -125,9 +121,9 @@ impl Member {
         self.cause
     }
 
-    /// Whether the kernel has killed it for its memory.
-    pub(crate) fn was_killed_for_memory(&self) -> bool {
-        self.parts.group.as_ref().and_then(LimitedGroup::kills).is_some_and(|kills| kills > self.kills_before)
+    /// Whose memory was short, if the kernel has ended it for that.
+    pub(crate) fn memory_shortage(&self) -> Option<MemoryShortage> {
+        self.parts.group.as_ref().and_then(ExecutorGroup::memory_shortage)
     }
 
     /// A look at it. What it has done since the last one counts, for its owner too.

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bare::system_call::pause;
 use base::rt;
-use cgroup::{LimitedGroup, ProcessLimits};
 use pushdown::{ProcessorFeatures, ProgramElsewhere, REQUEST_BYTES_MAX, RoleNotice, RoleRequest};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -16,6 +15,7 @@ use crate::area_file::area_and_socket;
 use crate::ending::{ExitStatus, KillCause, ending};
 use crate::error::ExecutorsError;
 use crate::events;
+use crate::groups::{ExecutorGroup, Groups};
 use crate::launch::{ExecutorProcess, Launcher};
 use crate::member::{Change, Member, MemberParts};
 use crate::owners::Owners;
@@ -53,7 +53,7 @@ struct StartedExecutor {
     slot: usize,
     area: OwnedFd,
     process: ExecutorProcess,
-    group: Option<LimitedGroup>,
+    group: Option<ExecutorGroup>,
 }
 
 /// The role.
@@ -67,11 +67,8 @@ pub(crate) struct Server {
     connections: BTreeMap<StrangerId, (OwnedFd, ClientIdentity)>,
     /// By slot.
     members: BTreeMap<usize, Member>,
-    /// Groups of ended executors that could not be removed yet.
-    groups_left: BTreeMap<usize, LimitedGroup>,
+    groups: Groups,
     owners: Owners,
-    /// How the groups' names begin.
-    group_name: String,
     /// When the grace is over, once the role stops.
     stops_at: Option<Duration>,
     looked_at: Duration,
@@ -95,7 +92,8 @@ impl Server {
         }
         let listener = Listener::new(&settings.socket, is_for_others)?;
         let path = std::path::absolute(&settings.socket).unwrap_or_else(|_| settings.socket.clone());
-        let group_name = format!("heddle-executors-{:016x}", stable_hash(path.as_os_str().as_encoded_bytes()));
+        let prefix = format!("heddle-executors-{:016x}", stable_hash(path.as_os_str().as_encoded_bytes()));
+        let groups = Groups::new(prefix, &settings);
         let mut server = Server {
             settings,
             launcher,
@@ -105,9 +103,8 @@ impl Server {
             strangers: Strangers::default(),
             connections: BTreeMap::new(),
             members: BTreeMap::new(),
-            groups_left: BTreeMap::new(),
+            groups,
             owners: Owners::default(),
-            group_name,
             stops_at: None,
             looked_at: Duration::ZERO,
             accepts_at: Duration::ZERO,
@@ -115,7 +112,7 @@ impl Server {
         };
         // Said at the start, rather than to the first program.
         if let Some(group) = server.make_first_group().map_err(ExecutorsError::Limits)? {
-            server.remove_group(0, group);
+            server.groups.remove(0, group);
         }
         server.publish();
         Ok(server)
@@ -157,7 +154,7 @@ impl Server {
     /// Sleeps until something has happened, or something is due. Returns what has happened.
     fn wait(&self) -> Vec<Source> {
         let now = self.now();
-        let is_watching = !self.members.is_empty() || !self.groups_left.is_empty() || self.stops_at.is_some();
+        let is_watching = !self.members.is_empty() || self.groups.has_left(None) || self.stops_at.is_some();
         let look = is_watching.then(|| self.looked_at.saturating_add(LOOK_EVERY));
         let accept = (self.accepts_at > now).then_some(self.accepts_at);
         let until = [look, accept, self.strangers.next_end()].into_iter().flatten().min();
@@ -306,14 +303,14 @@ impl Server {
         received: Received,
     ) -> Result<StartedExecutor, Refusal> {
         let (area, socket) = self.check(applicant, received)?;
-        let is_free = |slot: &usize| !self.members.contains_key(slot) && !self.groups_left.contains_key(slot);
+        let is_free = |slot: &usize| !self.members.contains_key(slot) && !self.groups.has_left(Some(*slot));
         let slot = (0..).find(is_free).unwrap_or(usize::MAX);
-        let group = self.make_group(slot).map_err(Refusal::Start)?;
-        match self.launcher.launch(client, &area, &socket, group.as_ref()) {
+        let group = self.groups.make(slot, applicant.owner).map_err(Refusal::Start)?;
+        match self.launcher.launch(client, &area, &socket, group.as_ref().map(ExecutorGroup::limited)) {
             Ok(process) => Ok(StartedExecutor { slot, area, process, group }),
             Err(reason) => {
                 if let Some(group) = group {
-                    self.remove_group(slot, group);
+                    self.groups.remove(slot, group);
                 }
                 tracing::warn!("no executor can be started: {reason}");
                 Err(Refusal::Start(reason))
@@ -332,31 +329,14 @@ impl Server {
         area_and_socket(received.files, received.files_sent)
     }
 
-    /// Makes the group of a slot, if anything is limited.
-    fn make_group(&self, slot: usize) -> Result<Option<LimitedGroup>, String> {
-        let limits =
-            ProcessLimits { cpu_percent: self.settings.processor_percent, memory_bytes: self.settings.memory_bytes };
-        match limits == ProcessLimits::default() {
-            true => Ok(None),
-            false => LimitedGroup::make(&format!("{}-{slot}", self.group_name), limits).map(Some),
-        }
-    }
-
-    /// The same, for the first slot. Executors of a role that was killed may be ending there.
-    fn make_first_group(&self) -> Result<Option<LimitedGroup>, String> {
+    /// Makes the group of the first slot. Executors of a role that was killed may be ending there.
+    fn make_first_group(&mut self) -> Result<Option<ExecutorGroup>, String> {
         let end = self.now().saturating_add(LEFT_BEHIND_MAX);
         loop {
-            match self.make_group(0) {
+            match self.groups.make(0, self.launcher.own_user()) {
                 Err(_) if self.now() < end => pause(LEFT_BEHIND_PAUSE_US),
                 made => return made,
             }
-        }
-    }
-
-    /// Removes a group, now or at a later look.
-    fn remove_group(&mut self, slot: usize, group: LimitedGroup) {
-        if !group.try_remove() {
-            self.groups_left.insert(slot, group);
         }
     }
 
@@ -372,13 +352,12 @@ impl Server {
         let now = self.now();
         let owner = self.owners.of(member.parts.owner);
         member.settle(now, owner);
-        let memory_bytes = self.settings.memory_bytes;
-        let ending = ending(member.cause(), status, member.was_killed_for_memory(), memory_bytes);
+        let ending = ending(member.cause(), status, member.memory_shortage(), self.settings.bounds());
         ending.counter.add(1);
         let (process, program) = (member.parts.process.number(), member.parts.program);
         tracing::info!("executor {process} of program {program} has ended: {}", ending.reason);
         if let Some(group) = member.parts.group.take() {
-            self.remove_group(slot, group);
+            self.groups.remove(slot, group);
         }
         // First, so that a program which was told why sees numbers that agree.
         self.publish();
@@ -404,8 +383,7 @@ impl Server {
                 }
             }
         }
-        let left = std::mem::take(&mut self.groups_left);
-        self.groups_left = left.into_iter().filter(|(_, group)| !group.try_remove()).collect();
+        self.groups.tidy();
         self.publish();
     }
 
@@ -432,8 +410,7 @@ impl Server {
             self.looked_at = self.now();
             ended.into_iter().for_each(|slot| self.bury(slot));
         }
-        let left = std::mem::take(&mut self.groups_left);
-        self.groups_left = left.into_iter().filter(|(_, group)| !group.try_remove()).collect();
+        self.groups.tidy();
         self.publish();
     }
 

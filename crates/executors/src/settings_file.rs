@@ -37,6 +37,18 @@ pub struct ExecutorsFile {
     /// Processors of an executor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processor: Option<f64>,
+    /// Bytes of memory of all executors of an owner together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_memory_bytes: Option<u64>,
+    /// Processors of all executors of an owner together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_processor: Option<f64>,
+    /// The folder of files for pages that an executor has no memory for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<PathBuf>,
+    /// Bytes of the file of an executor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage_bytes: Option<u64>,
     /// After how many seconds without an answer an executor is killed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub silence_seconds: Option<u64>,

@@ -30,6 +30,15 @@ pub const NAMESPACES_ARGUMENT: &str = "--namespaces";
 pub const DEVICE_ARGUMENT: &str = "--device";
 /// The beginning of the argument by which the role bounds the functions that run at the same time; the number follows.
 pub const CONTEXTS_ARGUMENT: &str = "--contexts=";
+/// The beginning of the argument by which the role says how many pages an executor keeps in memory, at most; the number follows. With it comes
+/// [`STORAGE_PAGES_ARGUMENT`].
+pub const MEMORY_PAGES_ARGUMENT: &str = "--memory-pages=";
+/// The beginning of the argument by which the role says how many pages [`STORAGE_FILE`] may have; the number follows.
+pub const STORAGE_PAGES_ARGUMENT: &str = "--storage-pages=";
+/// With this status an executor of the role ends if its memory has no room for a page, and [`STORAGE_FILE`] has none either.
+pub const STORAGE_FULL_STATUS: i32 = 3;
+/// With this status an executor ends that cannot read a page of [`STORAGE_FILE`]; one of the role also if it cannot write one.
+pub const STORAGE_FAILED_STATUS: i32 = 4;
 /// Most pages of constant memory that one message carries.
 pub const CONSTANT_PAGES_MAX: u64 = 8;
 

@@ -177,10 +177,11 @@ struct heddle_pushdown_options {
     /* Path of the socket of the role "executors" (heddle farmem executors), which then starts the executor, confined and limited. It is
      * looked at before `executor`. NULL: `executor`; if that is NULL too, the value of HEDDLE_EXECUTORS in the environment. */
     const char *executors;
-    /* A folder for a file of pages that the executor has no memory for, or NULL: then it keeps all pages in memory. Not with `executors`. Nothing is left of the
-     * file when the executor ends. */
+    /* A folder for a file of pages that the executor has no memory for, or NULL: then it keeps all pages in memory. Nothing is left of the file when
+     * the executor ends. Refused with a role, which decides itself whether its executors have such a file, and where. */
     const char *storage;
-    /* With storage: how many bytes of pages the executor keeps in memory, at least 1 MiB. Functions use more at the speed of the file. */
+    /* With storage: how many bytes of pages the executor keeps in memory, at least 1 MiB. Functions use more at the speed of the file. With a role
+     * that has storage: as many as that, if the role lets it keep more. 0: as many as the role lets it. */
     size_t memory;
 };
 

@@ -22,7 +22,8 @@ use pushdown::{AREA_BYTES, Area, BeginStep, CALLER_PRIVATE, ExecutorState, RoleN
 
 use crate::descriptors::keep;
 use crate::executor_process::{ExecutorProcess, next_notice};
-use crate::executor_storage::ExecutorStorage;
+use crate::executor_storage::{ExecutorStorage, pages_of};
+use crate::open::Settings;
 use crate::places::AREA;
 
 /// Where the program looks for the executor's program.
@@ -85,22 +86,25 @@ fn program_beside_library() -> Result<PathBuf, String> {
     })
 }
 
-/// Starts an executor, and waits until it can be called. `vdso` is where this process has it, `shape` the link that is to be imitated,
-/// `storage` for pages that it has no memory for.
+/// Starts an executor, and waits until it can be called. `vdso` is where this process has it, `shape` the link that is to be imitated.
 ///
 /// # Errors
 /// The reason, for people.
-pub(crate) fn start_executor(
-    source: ExecutorSource,
-    contexts: u32,
-    vdso: u64,
-    shape: Shape,
-    storage: Option<&ExecutorStorage>,
-) -> Result<StartedExecutor, String> {
-    let source = source.resolve()?;
-    if matches!(source, ExecutorSource::Role(_)) && storage.is_some() {
-        return Err("executors of a role have no storage for pages: leave the option out".to_owned());
-    }
+pub(crate) fn start_executor(settings: &Settings, vdso: u64, shape: Shape) -> Result<StartedExecutor, String> {
+    let source = settings.source.clone().resolve()?;
+    let storage = settings.storage.as_ref();
+    let memory_pages = match (&source, storage) {
+        (ExecutorSource::Role(path), Some(storage)) => {
+            return Err(format!(
+                "the program wants its pages stored in {}, and its executor is of the role executors at {}, which decides where \
+                 that is: leave the option storage out; `heddle farmem executors --storage DIR` stores pages of all executors",
+                storage.folder.display(),
+                path.display()
+            ));
+        }
+        (ExecutorSource::Role(_), None) => Some(settings.memory_bytes).filter(|bytes| *bytes > 0).map(pages_of),
+        (_, storage) => storage.map(ExecutorStorage::memory_pages),
+    };
     let file = area_file().map_err(|error| format!("shared memory: {error}"))?;
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE);
     // SAFETY: the kernel refuses to replace a mapping.
@@ -111,7 +115,7 @@ pub(crate) fn start_executor(
     }
     // SAFETY: it was just mapped, and stays if the executor begins.
     let area = unsafe { Area::at(AREA) };
-    area.prepare(contexts, vdso, shape, storage.map(ExecutorStorage::memory_pages));
+    area.prepare(settings.contexts, vdso, shape, memory_pages);
     let started = UnixStream::pair().map_err(|error| format!("a socket: {error}")).and_then(|(ours, theirs)| {
         let socket = keep(ours.into())?;
         let process = match &source {

@@ -24,10 +24,15 @@ pub(crate) struct ExecutorStorage {
     pub(crate) memory_bytes: usize,
 }
 
+/// How many pages so many bytes are.
+pub(crate) fn pages_of(bytes: usize) -> u64 {
+    (bytes / PAGE_BYTES) as u64
+}
+
 impl ExecutorStorage {
     /// How many pages the executor keeps in memory.
     pub(crate) fn memory_pages(&self) -> u64 {
-        (self.memory_bytes / PAGE_BYTES) as u64
+        pages_of(self.memory_bytes)
     }
 
     /// Gives a program that is to be started a file without a name. What is returned must live until then.

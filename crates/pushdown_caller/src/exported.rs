@@ -77,6 +77,7 @@ pub unsafe extern "C" fn heddle_pushdown_open(options: *const OpenOptions) -> i3
                 }
                 let (storage, memory_bytes) =
                     ((&raw const (*options).storage).read(), (&raw const (*options).memory).read());
+                settings.memory_bytes = memory_bytes;
                 if !storage.is_null() {
                     settings.storage = Some(ExecutorStorage { folder: path(storage), memory_bytes });
                 }

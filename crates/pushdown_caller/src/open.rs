@@ -55,6 +55,8 @@ pub(crate) struct Settings {
     pub(crate) silence: Option<Duration>,
     /// For pages that the executor has no memory for.
     pub(crate) storage: Option<ExecutorStorage>,
+    /// How many bytes of pages an executor of the role keeps in memory, if it has storage of the role; 0: as many as the role lets it.
+    pub(crate) memory_bytes: usize,
 }
 
 /// A line of `/proc/self/maps`.
@@ -110,8 +112,7 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     let rate = cycles_per_nanosecond();
     set_rate(rate);
     let vdso = vdso.unwrap_or(0) * PAGE_BYTES as u64;
-    let started =
-        start_executor(settings.source.clone(), settings.contexts, vdso, link_shape(rate)?, settings.storage.as_ref())?;
+    let started = start_executor(settings, vdso, link_shape(rate)?)?;
     let foreign_vdso = match started.process.is_elsewhere() {
         true => foreign_vdso(&lines)?,
         false => None,

@@ -8,7 +8,7 @@
 mod running;
 
 use std::fs;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,7 +44,11 @@ fn role(settings: &str) -> RoleProcess {
 
 impl Program {
     fn start(role: &RoleProcess, case: &str, contexts: u32) -> Program {
-        let mut program = Program::begin(role, case, contexts);
+        Program::start_with(role, case, contexts, &[])
+    }
+
+    fn start_with(role: &RoleProcess, case: &str, contexts: u32, variables: &[(&str, &str)]) -> Program {
+        let mut program = Program::begin_with(role, case, contexts, variables);
         let line = program.line();
         let executor = line.strip_prefix("executor ").and_then(|number| number.parse().ok());
         program.executor = executor.unwrap_or_else(|| panic!("no executor: {line}"));
@@ -52,9 +56,13 @@ impl Program {
     }
 
     fn begin(role: &RoleProcess, case: &str, contexts: u32) -> Program {
+        Program::begin_with(role, case, contexts, &[])
+    }
+
+    fn begin_with(role: &RoleProcess, case: &str, contexts: u32, variables: &[(&str, &str)]) -> Program {
         let mut command = Command::new(pooled());
         command.args([case, &contexts.to_string()]).env("HEDDLE_EXECUTORS", &role.socket).env_remove("LD_LIBRARY_PATH");
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).envs(variables.iter().copied());
         let mut child = command.spawn().expect("the program can be started");
         let output = BufReader::new(child.stdout.take().expect("it is a pipe"));
         let input = child.stdin.take();
@@ -210,6 +218,101 @@ fn a_function_that_fills_memory_ends_its_executor_and_no_other() {
     let page = role.page();
     assert!(page.contains("heddle_executors_ended_for_memory_total 1\n"), "{page}");
     other.finish();
+}
+
+/// The folders of an executor's groups in all hierarchies that have one of the role's.
+fn groups_of(process: u32) -> Vec<PathBuf> {
+    let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).expect("it can be read");
+    let groups = groups.lines().filter_map(|line| line.splitn(3, ':').nth(2)).filter(|path| path.contains("heddle-"));
+    let groups: Vec<&str> = groups.map(|path| path.trim_start_matches('/')).collect();
+    let mounts = fs::read_to_string("/proc/self/mounts").expect("it can be read");
+    let roots = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let roots = roots.filter(|fields| fields[2].starts_with("cgroup")).map(|fields| PathBuf::from(fields[1]));
+    let folders = roots.flat_map(|root| groups.iter().map(move |group| root.join(group)));
+    folders.filter(|folder| folder.exists()).collect()
+}
+
+#[test]
+fn the_executors_of_an_owner_have_a_limit_of_memory_together() {
+    let role = role("memory_mib=80 owner_memory_mib=96 owner_processor=400");
+    let mut holder = Program::start(&role, "holds", 1);
+    holder.expect("ready");
+    let groups = groups_of(holder.executor);
+    assert!(!groups.is_empty(), "it has some");
+    let around: Vec<PathBuf> = groups.iter().filter_map(|group| group.parent().map(PathBuf::from)).collect();
+    assert!(around.iter().all(|group| group.display().to_string().contains("-owner-")), "{around:?}");
+    // It would have the memory, if the other had less.
+    let line = Program::start(&role, "allocates", 1).line();
+    let together = "the executors of its owner needed more than their memory of 96 MiB together";
+    assert_eq!(line, format!("kind 2: the kernel ended it: {together}"));
+    // The kernel ends the largest one: the other goes on.
+    holder.finish();
+    until("the executor has ended", || role.view().executors.is_empty().then_some(()));
+    until("its owner's group is gone", || around.iter().all(|group| !group.exists()).then_some(()));
+    let line = Program::start(&role, "allocates", 1).line();
+    assert_eq!(line, "kind 2: the kernel ended it: it needed more than its memory of 80 MiB");
+}
+
+/// How many bytes of its own a process has in memory.
+fn memory_of(process: u32) -> u64 {
+    let kibibytes = field(process, "RssAnon");
+    let kibibytes = kibibytes.split(' ').next().and_then(|number| number.parse::<u64>().ok());
+    kibibytes.expect("the kernel writes a number") << 10
+}
+
+#[test]
+fn a_function_uses_several_times_its_executors_memory_with_storage() {
+    let role = role("memory_mib=64 storage_mib=512");
+    let mut programs: Vec<Program> = [("0", 64 << 20), ("2097152", 12 << 20), ("1073741824", 64 << 20)]
+        .into_iter()
+        .map(|(memory, most)| {
+            let mut program = Program::start_with(&role, "far", 1, &[("PUSHDOWN_MEMORY", memory)]);
+            program.expect("ready");
+            // It wants less in memory than the role lets it have, or more.
+            let used = memory_of(program.executor);
+            assert!(used < most, "{used} with {memory}");
+            program
+        })
+        .collect();
+    let files = fs::read_link(format!("/proc/{}/fd/100", programs[0].executor)).expect("it has a file");
+    assert!(files.display().to_string().ends_with(" (deleted)"), "{files:?}");
+    programs.drain(..).for_each(Program::finish);
+}
+
+#[test]
+fn a_function_that_uses_more_than_memory_and_storage_ends_its_executor_by_name() {
+    for (settings, reason) in [
+        ("memory_mib=64", "the kernel ended it: it needed more than its memory of 64 MiB"),
+        ("memory_mib=64 storage_mib=64", "its storage of 64 MiB is full, and it needed more memory than it has"),
+    ] {
+        assert_eq!(Program::start(&role(settings), "far", 1).line(), format!("kind 2: {reason}"));
+    }
+}
+
+/// By an instruction of the executor's own program, which does not look at bounds then.
+#[test]
+fn no_instruction_writes_more_than_storage_may_have() {
+    const STORAGE_BYTES: u64 = 64 << 20;
+    let role = role("memory_mib=256 storage_mib=64");
+    let mut program = Program::start(&role, "writes_beyond", 1);
+    program.expect("ready");
+    let process = program.executor;
+    let limits = fs::read_to_string(format!("/proc/{process}/limits")).expect("it can be read");
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max file size")).expect("the kernel has it");
+    assert_eq!(limit.split_whitespace().take(2).collect::<Vec<_>>(), [&STORAGE_BYTES.to_string()[..]; 2]);
+    let file = fs::File::open(format!("/proc/{process}/fd/100")).expect("the file is this user's");
+    let mut input = program.input.take().expect("it is a pipe");
+    // Two pages from the last one on: the first of them fits.
+    writeln!(input, "{}", STORAGE_BYTES - 4096).expect("it reads");
+    let bytes = until("it has written", || Some(file.metadata().expect("it is open").len()).filter(|bytes| *bytes > 0));
+    assert_eq!(bytes, STORAGE_BYTES);
+}
+
+#[test]
+fn a_program_cannot_choose_where_the_role_stores_pages() {
+    let role = role("memory_mib=64 storage_mib=64");
+    let line = Program::begin_with(&role, "answers", 1, &[("PUSHDOWN_STORAGE", "/var/pages")]).line();
+    assert!(line.contains("/var/pages") && line.contains("leave the option storage out"), "{line}");
 }
 
 #[test]

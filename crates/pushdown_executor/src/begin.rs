@@ -88,7 +88,9 @@ extern "C" fn serve() -> ! {
         Ok(faults) => faults,
         Err(error) => fail(area, BeginStep::UserFaults, error),
     };
-    let has_storage = area.memory_pages().is_some();
+    // Read once: the caller may change it.
+    let storage = arguments.storage(area.memory_pages());
+    let has_storage = storage.is_some();
     close_files(faults.0, has_storage);
     if let Err(error) = leave_own_memory().and_then(|()| map_vdso(area.vdso())) {
         fail(area, BeginStep::Memory, error);
@@ -104,10 +106,10 @@ extern "C" fn serve() -> ! {
     let link = Link::new(area, Side::Executor, SOCKET);
     // SAFETY: the call has no argument.
     let process = unsafe { system_call(libc::SYS_getpid, []) }.unwrap_or(0) as u32;
-    // Read once: the caller may change it.
+    // Once, as above.
     let contexts = area.contexts().min(arguments.contexts_max);
-    let executor =
-        Alarm::new().and_then(|alarm| Executor::new(link, contexts, faults, Limits::new(area, alarm, process)));
+    let executor = Alarm::new()
+        .and_then(|alarm| Executor::new(link, contexts, faults, Limits::new(area, alarm, process), storage));
     match executor {
         Ok(executor) => *EXECUTOR.acquire() = Some(executor),
         Err(error) => fail(area, BeginStep::State, error),

@@ -20,7 +20,7 @@ use crate::arrival::Arrival;
 use crate::limit::Limits;
 use crate::mappings::Mappings;
 use crate::pages::{PageContents, Pages};
-use crate::storage::Storage;
+use crate::storage::{Storage, StorageBounds};
 
 /// Pages that are asked for ahead, at most.
 const AHEAD_MAX: u64 = 32;
@@ -90,16 +90,21 @@ pub(crate) struct Executor {
 impl Executor {
     /// # Errors
     /// Of the operating system.
-    pub(crate) fn new(link: Link, contexts: u32, faults: UserFaults, limits: Limits) -> Result<Executor, Errno> {
-        let memory_pages = link.area().memory_pages();
+    pub(crate) fn new(
+        link: Link,
+        contexts: u32,
+        faults: UserFaults,
+        limits: Limits,
+        storage: Option<StorageBounds>,
+    ) -> Result<Executor, Errno> {
         let settings = CoherenceSettings { contexts_max: contexts as usize, ..CoherenceSettings::default() };
         Ok(Executor {
             link: Box::leak(Box::new(link)),
             side: ExecutorSide::new(settings),
             mappings: Mappings::new(faults),
             pages: Pages::new(faults)?,
-            storage: Storage::default(),
-            memory_pages,
+            storage: Storage::new(storage),
+            memory_pages: storage.map(|storage| storage.memory_pages),
             hand: PageNumber(0),
             starts: BTreeMap::new(),
             running: BTreeMap::new(),
@@ -354,7 +359,7 @@ impl Executor {
 
     /// Has the contents of a page here. One that nobody has is zero.
     fn load(&mut self, page: PageNumber) -> Result<(), Errno> {
-        let contents = self.storage.load(page)?;
+        let contents = self.storage.load(page);
         self.pages.put(page, contents.unwrap_or_else(|| Box::new([0; PAGE_BYTES])))
     }
 

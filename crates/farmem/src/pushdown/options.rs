@@ -21,7 +21,8 @@ pub struct PushdownOptions {
     pub limit: Option<Duration>,
     /// For how long the executor may be silent before it is given up, and lost; `None`: 10 s.
     pub silence: Option<Duration>,
-    /// Where the executor stores pages that it has no memory for; `None`: it keeps all of them in memory.
+    /// Where the executor stores pages that it has no memory for; `None`: it keeps all of them in memory. Refused with the role, which decides
+    /// itself whether its executors store pages, and where.
     pub storage: Option<ExecutorStorage>,
 }
 

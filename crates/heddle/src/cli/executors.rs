@@ -60,6 +60,18 @@ pub struct FarMemoryExecutorsArguments {
     /// The processors of an executor, at least 0.1
     #[arg(long, value_name = "PROCESSORS", value_parser = processors, default_value = "1")]
     pub processor: u32,
+    /// The memory of all executors of one owner together, at least that of one executor
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub owner_memory: Option<u64>,
+    /// The processors of all executors of one owner together, at least those of one executor
+    #[arg(long, value_name = "PROCESSORS", value_parser = processors)]
+    pub owner_processor: Option<u32>,
+    /// A folder of a disk, for pages that an executor has no memory for; without it, one that needs more memory is ended
+    #[arg(long, value_name = "DIR", conflicts_with = "without_limits")]
+    pub storage: Option<PathBuf>,
+    /// The bytes that an executor may store there [default: 8 times --memory]
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "storage")]
+    pub storage_bytes: Option<u64>,
     /// After how many seconds without an answer an executor is killed; after a quarter of that it is sick
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), default_value = "10")]
     pub silence: u64,
@@ -73,7 +85,7 @@ pub struct FarMemoryExecutorsArguments {
     #[arg(long)]
     pub without_namespaces: bool,
     /// Where no cgroups can be made: do not limit memory and processors of executors
-    #[arg(long, conflicts_with_all = ["memory", "processor"])]
+    #[arg(long, conflicts_with_all = ["memory", "processor", "owner_memory", "owner_processor"])]
     pub without_limits: bool,
     #[command(flatten)]
     pub relay: RelayListenArguments,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use executors::{ExecutorsSettings, OwnersAllowed};
+use executors::{ExecutorsSettings, OwnersAllowed, StorageSettings};
 use heddle_cli::beside;
 
 use super::executors_node::ExecutorsNode;
@@ -15,6 +15,8 @@ use crate::signals::StopSignals;
 /// The program of executors, and the package that has it.
 const PROGRAM: &str = "heddle-executor";
 const PACKAGE: &str = "heddle-pushdown-executor";
+/// How many times its memory an executor may store, if nothing else is said.
+const STORAGE_TIMES_MEMORY: u64 = 8;
 
 /// Runs the role.
 pub async fn run(arguments: &FarMemoryExecutorsArguments) -> Result<(), CommandError> {
@@ -59,6 +61,12 @@ fn settings(arguments: &FarMemoryExecutorsArguments) -> Result<ExecutorsSettings
         contexts_max: arguments.contexts,
         memory_bytes: is_limited.then_some(arguments.memory),
         processor_percent: is_limited.then_some(arguments.processor),
+        owner_memory_bytes: arguments.owner_memory,
+        owner_processor_percent: arguments.owner_processor,
+        storage: arguments.storage.clone().map(|folder| StorageSettings {
+            folder,
+            bytes: arguments.storage_bytes.unwrap_or_else(|| arguments.memory.saturating_mul(STORAGE_TIMES_MEMORY)),
+        }),
         silence: Duration::from_secs(arguments.silence),
         grace: Duration::from_secs(arguments.grace),
         has_namespaces: !arguments.without_namespaces,

@@ -68,11 +68,14 @@ fn wait(mut child: Child) -> io::Result<ExitStatus> {
 
 /// The command line of the role.
 fn arguments(file: &ExecutorsFile) -> Vec<OsString> {
-    let ExecutorsFile { socket, executor, owners, any_owner, .. } = file;
+    let ExecutorsFile { socket, executor, owners, any_owner, storage, .. } = file;
     let mut arguments: Vec<OsString> = ["farmem", "executors", "--bound", "--socket"].map(OsString::from).into();
     arguments.push(socket.into());
     if let Some(executor) = executor {
         arguments.extend(["--executor".into(), executor.into()]);
+    }
+    if let Some(storage) = storage {
+        arguments.extend(["--storage".into(), storage.into()]);
     }
     if *any_owner {
         arguments.push("--any-owner".into());
@@ -93,6 +96,9 @@ fn arguments(file: &ExecutorsFile) -> Vec<OsString> {
         ("--contexts", file.contexts.map(|number| number.to_string())),
         ("--memory", file.memory_bytes.map(|number| number.to_string())),
         ("--processor", file.processor.map(|number| number.to_string())),
+        ("--owner-memory", file.owner_memory_bytes.map(|number| number.to_string())),
+        ("--owner-processor", file.owner_processor.map(|number| number.to_string())),
+        ("--storage-bytes", file.storage_bytes.map(|number| number.to_string())),
         ("--silence", file.silence_seconds.map(|number| number.to_string())),
         ("--listen", file.listen.clone()),
         ("--metrics", file.metrics.map(|address| address.to_string())),
@@ -120,6 +126,10 @@ mod tests {
             owners: vec![1000, 1001],
             memory_bytes: Some(64 << 20),
             processor: Some(0.5),
+            owner_memory_bytes: Some(128 << 20),
+            owner_processor: Some(1.5),
+            storage: Some("/var/lib/heddle".into()),
+            storage_bytes: Some(1 << 30),
             contexts: Some(2),
             silence_seconds: Some(3),
             metrics: Some("127.0.0.1:9444".parse().expect("an address")),
@@ -135,6 +145,9 @@ mod tests {
             panic!("it is another command");
         };
         assert_eq!((parsed.owner, parsed.memory, parsed.processor), (vec![1000, 1001], 64 << 20, 50));
+        assert_eq!((parsed.owner_memory, parsed.owner_processor), (Some(128 << 20), Some(150)));
+        assert_eq!(parsed.storage_bytes, Some(1 << 30));
+        assert_eq!(parsed.storage.as_deref(), Some(std::path::Path::new("/var/lib/heddle")));
         assert_eq!((parsed.contexts, parsed.silence, parsed.bound), (2, 3, true));
         assert_eq!(parsed.relay.listen.as_deref(), Some("tls:0.0.0.0:7080"));
         assert_eq!(parsed.relay.tenant, [("Org1".to_owned(), 1000, 100)]);

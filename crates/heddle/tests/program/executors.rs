@@ -70,6 +70,11 @@ fn settings_that_cannot_be_are_refused_by_name() {
         (&["--executor", "/nonexistent/heddle-executor"][..], "/nonexistent/heddle-executor"),
         (&["--executor", "/bin/true", "--contexts", "99"], "99 contexts"),
         (&["--executor", "/bin/true", "--processor", "0.01"], "processor"),
+        (&["--executor", "/bin/true", "--owner-memory", "64M"], "--owner-memory"),
+        (&["--executor", "/bin/true", "--storage", "/nonexistent/storage"], "/nonexistent/storage"),
+        (&["--executor", "/bin/true", "--storage-bytes", "1G"], "--storage <DIR>"),
+        (&["--executor", "/bin/true", "--storage", "/", "--without-limits"], "--without-limits"),
+        (&["--executor", "/bin/true", "--storage", "/", "--storage-bytes", "1T"], "--storage-bytes"),
     ] {
         let output = run(&[&["farmem", "executors", "--socket", &socket][..], arguments].concat());
         assert!(!output.status.success() && text(&output).contains(named), "{}", text(&output));

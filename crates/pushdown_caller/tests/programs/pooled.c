@@ -124,6 +124,58 @@ static void allocates(void) {
     expect_loss(fills, memory);
 }
 
+// A part of that, which stays until somebody closes standard input.
+static void fills_part(void *argument) {
+    volatile char *memory = argument;
+    for (size_t at = 0; at < 24 * MIB; at += PAGE) memory[at] = 1;
+}
+
+static void holds(void) {
+    void *memory = mmap(NULL, 24 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    CALL(fills_part, memory);
+    waits();
+}
+
+// Far memory, several times as large as the executor's memory. Says what has come of it, and stays until somebody closes standard input.
+#define FAR (192 * MIB)
+#define FAR_WORDS (FAR / sizeof(unsigned long))
+
+static unsigned long *far_words, far_sum;
+
+static void writes_far(void *argument) {
+    (void)argument;
+    for (size_t at = 0; at < FAR_WORDS; at++) far_words[at] = at;
+}
+
+static void adds_far_up(void *argument) {
+    (void)argument;
+    far_sum = 0;
+    for (size_t at = 0; at < FAR_WORDS; at++) far_sum += far_words[at];
+}
+
+static void far(void) {
+    far_words = heddle_far_map(FAR, MIB);
+    CHECK(far_words != NULL);
+    int kind = call_deeply(writes_far, NULL);
+    if (kind != HEDDLE_PUSHDOWN_OK) {
+        dprintf(STDOUT_FILENO, "kind %d: %s\n", kind, heddle_pushdown_reason());
+        return;
+    }
+    CALL(adds_far_up, NULL);
+    CHECK(far_sum == FAR_WORDS * (FAR_WORDS - 1) / 2);
+    // The program's part of it, which comes from storage too.
+    for (size_t at = 0; at < FAR_WORDS; at += 1000 * PAGE / sizeof *far_words) {
+        CHECK(far_words[at] == at);
+        far_words[at] = 0;
+        far_sum -= at;
+    }
+    unsigned long sum = far_sum;
+    CALL(adds_far_up, NULL);
+    CHECK(far_sum == sum);
+    waits();
+}
+
 // Says when its function has begun, which then runs until the executor is lost.
 static void *says_begun(void *argument) {
     (void)argument;
@@ -174,9 +226,33 @@ static void forbidden(const char *name) {
     expect_loss(jumps, NULL);
 }
 
+// Writes two pages to the file for pages, of which there may be one. The rest is as lost as it may be: nobody knows where the instruction returns to.
+static void jumps_to_write(void *argument) {
+    register unsigned long offset __asm__("r10") = *(unsigned long *)argument;
+    __asm__ volatile("jmp *%0" : : "r"(found), "a"((long)SYS_pwrite64), "D"(100L), "S"(0x100000000000L), "d"(2 * PAGE), "r"(offset)
+                     : "memory");
+}
+
+static void writes_beyond(void) {
+    static unsigned long offset;
+    CALL(finds_instruction, NULL);
+    CHECK(found != NULL);
+    char text[32] = {0};
+    say("ready");
+    CHECK(read(STDIN_FILENO, text, sizeof text - 1) > 0);
+    offset = strtoul(text, NULL, 10);
+    call_deeply(jumps_to_write, &offset);
+}
+
 int main(int count, char **arguments) {
     CHECK(count >= 2);
-    struct heddle_pushdown_options options = {.size = sizeof options, .contexts = count > 2 ? (unsigned)atoi(arguments[2]) : 1};
+    const char *memory = getenv("PUSHDOWN_MEMORY");
+    struct heddle_pushdown_options options = {
+        .size = sizeof options,
+        .contexts = count > 2 ? (unsigned)atoi(arguments[2]) : 1,
+        .storage = getenv("PUSHDOWN_STORAGE"),
+        .memory = memory == NULL ? 0 : strtoul(memory, NULL, 10),
+    };
     if (heddle_pushdown_open(&options) != HEDDLE_PUSHDOWN_OK) {
         dprintf(STDOUT_FILENO, "not opened: %s\n", heddle_pushdown_reason());
         return 3;
@@ -185,7 +261,8 @@ int main(int count, char **arguments) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } CASES[] = {{"answers", answers}, {"waits", waits}, {"calls", calls}, {"queue", queue}, {"allocates", allocates}, {"runs", runs}};
+    } CASES[] = {{"answers", answers}, {"waits", waits}, {"calls", calls}, {"queue", queue}, {"allocates", allocates},
+                 {"holds", holds}, {"far", far}, {"writes_beyond", writes_beyond}, {"runs", runs}};
     for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
         if (strcmp(CASES[i].name, arguments[1]) == 0) {
             CASES[i].run();

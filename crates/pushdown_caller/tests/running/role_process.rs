@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use executors::{ExecutorsRole, ExecutorsSettings, OwnersAllowed, RoleView};
+use executors::{ExecutorsRole, ExecutorsSettings, OwnersAllowed, RoleView, StorageSettings};
 
 use super::compiled::executor;
 
@@ -114,6 +114,12 @@ fn settings(words: &str) -> ExecutorsSettings {
             "contexts" => settings.contexts_max = number() as u32,
             "memory_mib" => settings.memory_bytes = Some(number() << 20),
             "processor" => settings.processor_percent = Some(number() as u32),
+            "owner_memory_mib" => settings.owner_memory_bytes = Some(number() << 20),
+            "owner_processor" => settings.owner_processor_percent = Some(number() as u32),
+            "storage_mib" => {
+                let folder = env!("CARGO_TARGET_TMPDIR").into();
+                settings.storage = Some(StorageSettings { folder, bytes: number() << 20 });
+            }
             "silence_ms" => settings.silence = Duration::from_millis(number()),
             "grace_ms" => settings.grace = Duration::from_millis(number()),
             "namespaces" => settings.has_namespaces = number() == 1,
