@@ -171,7 +171,7 @@ impl LimitedGroup {
 
     /// Removes the groups if their processes have ended, and no group is within them. Returns whether they are gone; does not wait.
     pub fn try_remove(&self) -> bool {
-        self.folders().fold(true, |are_gone, folder| group::try_remove(folder) && are_gone)
+        self.folders().filter(|folder| !group::try_remove(folder)).count() == 0
     }
 
     fn folders(&self) -> impl Iterator<Item = &Path> {
