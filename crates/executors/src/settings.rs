@@ -223,7 +223,7 @@ mod tests {
         let others = ExecutorsSettings { has_namespaces: false, owners: OwnersAllowed::Any, ..settings.clone() };
         let error = others.check().expect_err("a program could take the file").to_string();
         assert!(error.contains("--without-namespaces"), "{error}");
-        settings.per_owner_max = 16;
+        (settings.executors_max, settings.per_owner_max) = (64, 64);
         let error = settings.check().expect_err("there is too little for each").to_string();
         assert!(error.contains("--owner-memory"), "{error}");
     }

@@ -66,7 +66,7 @@ pub struct FarMemoryExecutorsArguments {
     /// The processors of all executors of one owner together, at least those of one executor
     #[arg(long, value_name = "PROCESSORS", value_parser = processors)]
     pub owner_processor: Option<u32>,
-    /// A folder of a disk, for pages that an executor has no memory for; without it, one that needs more memory is ended
+    /// A folder on a disk, for pages that an executor has no memory for; without it none are stored
     #[arg(long, value_name = "DIR", conflicts_with = "without_limits")]
     pub storage: Option<PathBuf>,
     /// The bytes that an executor may store there [default: 8 times --memory]
