@@ -25,6 +25,9 @@ const LINK: &str = "1200,7000000000";
 const LINK_LATENCY_US: f64 = 1.2;
 const LINK_GBIT: f64 = 56.0;
 
+/// Operations of each side under contention, of which a way takes some three seconds.
+pub const OPERATIONS: u64 = 30_000_000;
+
 /// How to measure any of the figures.
 #[derive(Clone, Debug)]
 pub struct TeleportConfig {
@@ -32,6 +35,8 @@ pub struct TeleportConfig {
     pub rounds: usize,
     /// Bytes of data.
     pub data_bytes: u64,
+    /// Operations of each side under contention.
+    pub operations: u64,
     /// Without the time of the paper's link. Not what the bounds are for.
     pub unshaped: bool,
     /// The program that runs [`subject::run`] when it is started with `teleport-process`.
@@ -51,17 +56,25 @@ struct Turns<'a> {
 impl Turns<'_> {
     /// The medians of each way's numbers. A way is the arguments of a subject.
     async fn medians(&self, ways: &[Vec<String>]) -> Result<Vec<Numbers>, Error> {
-        let mut rounds = vec![Vec::new(); ways.len()];
+        let rounds = self.rounds(|_| ways.to_vec()).await?;
+        Ok((0..ways.len()).map(|way| medians_of(rounds.iter().filter_map(|found| found.get(way)))).collect())
+    }
+
+    /// The numbers of each round's ways, which may differ from round to round.
+    async fn rounds(&self, ways: impl Fn(usize) -> Vec<Vec<String>>) -> Result<Vec<Vec<Numbers>>, Error> {
+        let mut rounds = Vec::new();
         for round in 1..=self.config.rounds {
-            for (way, found) in ways.iter().zip(&mut rounds) {
+            let mut found = Vec::new();
+            for way in ways(round) {
                 if self.stop.is_cancelled() {
                     return Err(Error::Interrupted);
                 }
                 (self.tell)(&format!("round {round} of {}: {}", self.config.rounds, way.join(" ")));
-                found.push(self.run(way).await?);
+                found.push(self.run(&way).await?);
             }
+            rounds.push(found);
         }
-        Ok(rounds.into_iter().map(medians_of).collect())
+        Ok(rounds)
     }
 
     /// Runs a subject.
@@ -87,12 +100,12 @@ impl Turns<'_> {
     }
 }
 
-fn medians_of(rounds: Vec<Numbers>) -> Numbers {
-    let names = rounds.first().map(|first| first.keys().cloned().collect::<Vec<_>>()).unwrap_or_default();
-    names
-        .into_iter()
-        .map(|name| (name.clone(), median(rounds.iter().filter_map(|round| round.get(&name).copied()))))
-        .collect()
+fn medians_of<'a>(rounds: impl Iterator<Item = &'a Numbers>) -> Numbers {
+    let mut values: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
+    for (name, value) in rounds.flatten() {
+        values.entry(name).or_default().push(*value);
+    }
+    values.into_iter().map(|(name, values)| (name.clone(), median(values))).collect()
 }
 
 fn part(error: &dyn std::fmt::Display) -> Error {

@@ -345,6 +345,30 @@ fn teleports_figure_20_divides_a_call_into_its_parts() {
 }
 
 #[test]
+fn teleports_figures_21_and_22_measure_each_way_at_each_contention() {
+    let ratios = [
+        "contended_access_over_faults",
+        "weak_flat",
+        "coherent_over_off_unshared",
+        "message_over_raw",
+        "default_over_weak_at_1_percent",
+    ];
+    for name in ["teleport-fig21", "teleport-fig22"] {
+        let (figure, _) = quick(name, &ratios, &[]);
+        assert_eq!(figure["bounds"].as_object().map(serde_json::Map::len), Some(ratios.len() - 1), "{figure:#}");
+        let rows = figure["rows"].as_array().expect("rows");
+        // Ways, times of parts, and the lowest and highest of each ratio.
+        assert_eq!(rows.len(), 3 * 5 + 2 + 5 + ratios.len(), "{figure:#}");
+        let of = |way: &str| rows.iter().find(|row| row["way"] == way).expect("a row of that name");
+        // The link takes 1.2 us, and the clock's rate is off by less than a thousandth.
+        for message in ["one message", "one message of the link alone"] {
+            assert!(of(message)["us"].as_f64() > Some(1.19), "{figure:#}");
+        }
+        assert!(of("local")["messages"] == 0.0 && of("coherent")["messages"].as_f64() > Some(0.0), "{figure:#}");
+    }
+}
+
+#[test]
 fn sifts_figure_5_sets_both_engines_beside_each_other() {
     let ratios = [
         "write_over_raft",

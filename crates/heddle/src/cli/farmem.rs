@@ -41,7 +41,7 @@ pub struct FarHeapArguments {
     #[arg(long)]
     pub stats: bool,
     /// The program and its arguments
-    #[arg(value_name = "PROGRAM", trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true, required = true)]
     pub program: Vec<OsString>,
 }
 

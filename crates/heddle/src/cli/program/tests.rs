@@ -1,6 +1,7 @@
 use clap::CommandFactory as _;
 
 use super::*;
+use crate::cli::farmem::FarMemoryCommand;
 
 const HEAD: &str = "\
 # Command line
@@ -116,5 +117,35 @@ fn nonsense_is_refused_before_anything_starts() {
         "heddle kv cas key value --if-absent --if-version 3",
     ] {
         assert!(parse(line).is_err(), "{line}");
+    }
+}
+
+/// `heddle farmem run --typo PROGRAM` once ran a program named `--typo`.
+#[test]
+fn an_option_before_the_program_of_a_far_heap_is_the_commands_and_one_behind_it_the_programs() {
+    let program = |line: &str| match parse(line).map(|cli| cli.command) {
+        Ok(Command::Farmem(FarMemoryCommand::Run(arguments))) => Ok(arguments.heap.program),
+        Ok(Command::Farmem(FarMemoryCommand::Profile(arguments))) => Ok(arguments.heap.program),
+        Ok(other) => panic!("{line}: {other:?}"),
+        Err(error) => Err(error),
+    };
+    for command in ["heddle farmem run", "heddle farmem profile"] {
+        for unknown in ["--typo ./query", "--budget 1G -t ./query", "--typo=1G -- ./query", "--typo"] {
+            let error = program(&format!("{command} {unknown}")).expect_err("the option is unknown");
+            assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument, "{command} {unknown}");
+            assert!(error.to_string().contains(&format!("Usage: {command}")), "{error}");
+        }
+        for (before, words) in [
+            ("", "./query --typo -t 9"),
+            ("--stats", "./query --budget 2G"),
+            ("--budget 1G", "./query -- --help"),
+            ("--budget 1G --", "./query --typo"),
+            // A program with such a name can be run.
+            ("--", "--typo --stats"),
+        ] {
+            let line = format!("{command} {before} {words}");
+            let expected: Vec<OsString> = words.split(' ').map(OsString::from).collect();
+            assert_eq!(program(&line).expect("it names a program"), expected, "{line}");
+        }
     }
 }

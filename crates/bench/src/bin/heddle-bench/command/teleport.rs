@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use base::rt::CancellationToken;
 use bench::teleport::contention::ContentionFigure;
-use bench::teleport::{TeleportConfig, ablation, breakdown, contention as contended, false_sharing};
+use bench::teleport::{OPERATIONS, TeleportConfig, ablation, breakdown, contention as contended, false_sharing};
 use measurement::error::Error;
 use measurement::figure::Figure;
 
@@ -12,8 +12,9 @@ use super::figure::{FigureProgress, show};
 use crate::cli::teleport::TeleportArguments;
 use crate::failure::CommandError;
 
-/// Data of a quick look.
+/// Data and operations of a quick look.
 const QUICK_MIB: u64 = 16;
+const QUICK_OPERATIONS: u64 = 300_000;
 
 pub async fn fig6(arguments: &TeleportArguments, stop: &CancellationToken) -> Result<(), CommandError> {
     measure(arguments, async |config, tell| ablation::run(config, stop, tell).await).await
@@ -45,6 +46,7 @@ async fn measure(
     let config = TeleportConfig {
         rounds: usize::try_from(rounds).expect("at most 999, says the command line"),
         data_bytes: mib << 20,
+        operations: if arguments.quick { QUICK_OPERATIONS } else { OPERATIONS },
         unshaped: arguments.unshaped,
         program,
     };
