@@ -56,7 +56,7 @@ impl<R: AreaRole> AreaEnd<R> {
         let mapping = Mapping(mapped.expose_provenance());
         // SAFETY: it is mapped for as long as this end exists, and nobody gets a copy of the area but by this end.
         let area = unsafe { Area::at(mapping.0) };
-        let link = Link::new(area, side, socket.as_raw_fd());
+        let link = Link::of_relay(area, side, socket.as_raw_fd());
         Ok(AreaEnd { link, socket: Watched::new(socket)?, role, _mapping: mapping })
     }
 
@@ -83,7 +83,7 @@ impl<R: AreaRole> RingEnd for AreaEnd<R> {
 
     async fn arrival(&self) -> Result<(), RingError> {
         if !self.link.may_sleep() {
-            // One has come meanwhile, or is on the way of a link that is imitated.
+            // One has come meanwhile.
             tokio::task::yield_now().await;
             return Ok(());
         }

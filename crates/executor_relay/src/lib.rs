@@ -2,7 +2,7 @@
 //!
 //! A program and its executor talk through an *area*, which is memory of both ([`pushdown`]). Where they run on two hosts, each host has an area of its
 //! own, and the relay carries the messages from one to the other. It has two ends: [`ProgramEnd`] on the program's host, which programs take for the
-//! role *executors*, and [`ExecutorsEnd`] beside that role, which takes the relay for a program. Neither the program nor its executor is another one.
+//! role *executors*, and [`ExecutorsEnd`] beside that role, which takes the relay for a program. Program and executor run unchanged.
 //!
 //! # Steps
 //!
@@ -15,12 +15,14 @@
 //!    releases and processors, admits, limits and supervises as for programs of its own host. Its answer goes to the program.
 //! 4. **Beginning.** The executor says in its area that it is ready, or why it is not: [`RelayMessage::State`]. The program's end writes it to the
 //!    program's area, where the program looks.
-//! 5. **Frames.** Each end takes what has come in its area, as many frames as there are, and sends them as one [`RelayMessage::Frames`]. The other end puts
-//!    all of them into its area at once, so that frames which were sent together arrive together. While there is no room in the area, it takes no
-//!    message from the link, whose buffers fill, until the first end takes no more frames from its own area.
+//! 5. **Frames.** Each end takes the frames that have come in its area, as many as a message has room for, and sends them as one
+//!    [`RelayMessage::Frames`]. The other end puts all of them into its area at once, so that most of what was sent together arrives together, and nobody
+//!    is woken for a part of it. While there is no room in its area, it takes no message from the link, whose buffers fill, until the first end takes no
+//!    more frames.
 //! 6. **Load.** What the executor says of its calls, if it has changed, goes to the program's area before the next frames, or within a tenth of a second.
 //! 7. **Ending.** A session ends when the program, the executor, the link or either end of the relay does. Each end then closes all that it has of the
 //!    session: the program's end tells the program why ([`RelayMessage::Ended`] has the role's reason), the executors' end has the role end the executor.
+//!    What the executor has said before its end goes to the program first.
 //!
 //! | message | direction | what the receiver does |
 //! |---|---|---|
@@ -30,12 +32,14 @@
 //! | state, load | to the program's end | writes it to the program's area |
 //! | frames | both | puts them into its area |
 //! | ended | to the program's end | tells the program why |
+//! | ended | to the executors' end | the program has ended: the role ends the executor |
 //!
 //! # Invariants
 //!
 //! 1. What one side's area gets is a prefix of what the other side has sent: each frame once, in order, unchanged. A session never goes on behind a gap.
-//! 2. An end keeps one message a direction beside the link's buffers, and a message is at most [`MESSAGE_BYTES_MAX`].
-//! 3. A session has a task and a link of its own; none waits for another.
+//! 2. A session has at most 4 MiB of frames in its link's queue, and one message in each direction beside it. A message has at most
+//!    [`MESSAGE_BYTES_MAX`]; a larger one ends the session once it has come.
+//! 3. A session has a task and a link of its own; none waits for another, and no session gives way to a newcomer of another user or organisation.
 //! 4. No end believes the other, or an area: numbers in an area are checked as executors and libraries check them, and a message with impossible ones ends
 //!    its session alone. The organisation's name is the certificate's, never what a message says.
 //!
@@ -43,7 +47,7 @@
 //!
 //! - Linux on x86-64. A registered transport for the addresses (`link_transport`), whose certificates name organisations.
 //! - Below: [`pushdown`] and [`executors`]. Above: `heddle farmem relay` is the program's end, `heddle farmem executors --listen` the other.
-//! - A call takes a round trip of the link and four wake-ups more than with an executor of the same host. System calls of functions, and pages, too.
+//! - A call takes a round trip of the link and four wake-ups more than with an executor of the same host. So does each system call of a function and each page.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![deny(missing_docs)]

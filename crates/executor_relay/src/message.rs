@@ -1,7 +1,7 @@
 //! The messages between both ends.
 //!
 //! ```text
-//! hello      kind u8 = 1 | process u32 | name (text) | the program's hello to the role
+//! hello      kind u8 = 1 | process u32 | memory pages u64 | name (text) | the program's hello to the role
 //! started    kind u8 = 2 | process u32
 //! refused    kind u8 = 3 | reason (text)
 //! state      kind u8 = 4 | state u8 | error u32 | step u32
@@ -15,8 +15,10 @@
 
 use base::Bytes;
 use base::rt::net::GatherList;
-use pushdown::{CallEnd, CallLoad, ELSEWHERE_NAME_BYTES_MAX, ExecutorState, FRAME_BYTES_MAX, Frame, REQUEST_BYTES_MAX};
-use wire::{Malformed, Reader, Writer};
+use pushdown::{
+    CallEnd, CallLoad, ELSEWHERE_NAME_BYTES_MAX, ExecutorState, FRAME_BYTES_MAX, Frame, NO_KIND, REQUEST_BYTES_MAX,
+};
+use wire::{Malformed, Reader, Writer, beginning};
 
 const HELLO: u8 = 1;
 const STARTED: u8 = 2;
@@ -27,7 +29,7 @@ const FRAMES: u8 = 6;
 const ENDED: u8 = 7;
 
 /// Bytes of frames after which an end takes no more of them into a message.
-pub(crate) const FRAMES_BYTES: usize = 1 << 20;
+pub(crate) const FRAMES_BYTES: usize = 128 << 10;
 /// Most frames of a message.
 pub(crate) const FRAMES_MAX: usize = 4096;
 /// Bytes of a message, at most: one frame may come on top of the others.
@@ -44,6 +46,8 @@ pub enum RelayMessage {
     Hello {
         /// Its process at its host.
         process: u32,
+        /// How many pages the executor is to keep in memory, at most; 0: as many as the role lets it.
+        memory_pages: u64,
         /// What it is called there.
         name: String,
         /// What it has sent: a `RoleRequest`.
@@ -59,7 +63,7 @@ pub enum RelayMessage {
     Load(CallLoad),
     /// Frames of the area, in order.
     Frames(Vec<Frame>),
-    /// The executor has ended, for this reason.
+    /// The executor, or the program, has ended, for this reason.
     Ended(String),
 }
 
@@ -68,14 +72,19 @@ impl RelayMessage {
     pub fn encode(&self) -> GatherList {
         let mut writer = Writer::with_capacity(64);
         match self {
-            RelayMessage::Hello { process, name, request } => {
-                writer.u8(HELLO).u32(*process).text(cut(name, ELSEWHERE_NAME_BYTES_MAX)).put(request);
+            RelayMessage::Hello { process, memory_pages, name, request } => {
+                writer
+                    .u8(HELLO)
+                    .u32(*process)
+                    .u64(*memory_pages)
+                    .text(beginning(name, ELSEWHERE_NAME_BYTES_MAX))
+                    .put(request);
             }
             RelayMessage::Started(process) => {
                 writer.u8(STARTED).u32(*process);
             }
             RelayMessage::Refused(reason) => {
-                writer.u8(REFUSED).text(cut(reason, REASON_BYTES_MAX));
+                writer.u8(REFUSED).text(beginning(reason, REASON_BYTES_MAX));
             }
             RelayMessage::State(state) => {
                 let (state, error, step) = match *state {
@@ -90,7 +99,7 @@ impl RelayMessage {
             }
             RelayMessage::Frames(frames) => return encode_frames(frames),
             RelayMessage::Ended(reason) => {
-                writer.u8(ENDED).text(cut(reason, REASON_BYTES_MAX));
+                writer.u8(ENDED).text(beginning(reason, REASON_BYTES_MAX));
             }
         }
         writer.done().into()
@@ -104,12 +113,13 @@ impl RelayMessage {
         let mut reader = Reader::new(message);
         let message = match reader.u8()? {
             HELLO => {
-                let (process, name) = (reader.u32()?, reader.text(ELSEWHERE_NAME_BYTES_MAX)?);
+                let (process, memory_pages) = (reader.u32()?, reader.u64()?);
+                let name = reader.text(ELSEWHERE_NAME_BYTES_MAX)?;
                 let request = reader.rest();
                 if request.len() > REQUEST_BYTES_MAX {
                     return Err(reader.malformed("a hello that is too long"));
                 }
-                return Ok(RelayMessage::Hello { process, name, request });
+                return Ok(RelayMessage::Hello { process, memory_pages, name, request });
             }
             STARTED => RelayMessage::Started(reader.u32()?),
             REFUSED => RelayMessage::Refused(reader.text(REASON_BYTES_MAX)?),
@@ -160,16 +170,13 @@ fn decode_frames(reader: &mut Reader<Bytes>) -> Result<Vec<Frame>, Malformed> {
         if length > FRAME_BYTES_MAX || length > bytes_left || frames.len() == FRAMES_MAX {
             return Err(reader.malformed("more than frames have"));
         }
+        if kind == NO_KIND {
+            return Err(reader.malformed("a frame of no kind"));
+        }
         bytes_left = bytes_left.saturating_sub(length);
         frames.push(Frame { kind, bytes: reader.bytes(length)? });
     }
     Ok(frames)
-}
-
-/// As much of a text as fits, to the end of a character.
-fn cut(text: &str, bytes_max: usize) -> &str {
-    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    text.get(..end.unwrap_or(0)).unwrap_or("")
 }
 
 /// One of each, for tests and as a beginning for fuzzing.
@@ -178,6 +185,7 @@ pub(crate) fn samples() -> Vec<RelayMessage> {
     vec![
         RelayMessage::Hello {
             process: 7,
+            memory_pages: 512,
             name: "analyse".to_owned(),
             request: pushdown::RoleRequest::hello(2).encode(),
         },
@@ -223,6 +231,7 @@ mod tests {
             vec![frame(FRAME_BYTES_MAX + 1)],
             vec![frame(FRAME_BYTES_MAX), frame(FRAMES_BYTES), frame(1)],
             vec![frame(0); FRAMES_MAX + 1],
+            vec![Frame { kind: NO_KIND, bytes: Bytes::new() }],
         ] {
             RelayMessage::decode(RelayMessage::Frames(frames).encode().concat()).expect_err("it is more");
         }

@@ -19,9 +19,12 @@ use crate::settings::{HELLO_TIME_MAX, ProgramEndSettings};
 use crate::watched::Watched;
 
 /// For how long the other host may take to be reached.
-const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
+const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// For how long it may take to start an executor.
-const START_TIME_MAX: Duration = Duration::from_secs(30);
+const START_TIME_MAX: Duration = Duration::from_secs(20);
+/// For how long the end of a program is waited for once its area has ended, before the area counts as broken; and for how long the other end may take to
+/// take the last message.
+const LAST_TIME_MAX: Duration = Duration::from_secs(1);
 /// If no connection can be accepted, it is tried again after this time.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -42,11 +45,12 @@ struct ProgramEndState {
 struct Places {
     strangers: Strangers,
     displaced: BTreeMap<StrangerId, CancellationToken>,
-    programs: usize,
+    /// By user.
+    programs: BTreeMap<u32, usize>,
 }
 
 /// A program with a session has its place until this is dropped.
-struct SessionPlace(Arc<ProgramEndState>);
+struct SessionPlace(Arc<ProgramEndState>, u32);
 
 /// A session that was opened.
 struct Session {
@@ -64,7 +68,7 @@ impl ProgramEnd {
     /// [`RelayError`] says what is wrong with the socket or a setting.
     pub fn start(settings: ProgramEndSettings) -> Result<ProgramEnd, RelayError> {
         base::event::register(events::EVENTS);
-        if settings.programs_max == 0 {
+        if settings.programs_max == 0 || settings.per_owner_max == 0 {
             return Err(RelayError::Setting("no programs; there must be room for at least 1".to_owned()));
         }
         let socket = ProgramSocket::new(&settings.socket, &settings.owners)?;
@@ -104,20 +108,37 @@ impl ProgramEndState {
         places.displaced.remove(&id);
     }
 
-    /// A place for a session, if there is one.
-    fn take_place(self: &Arc<ProgramEndState>) -> Option<SessionPlace> {
+    /// A place for a session of a user.
+    ///
+    /// # Errors
+    /// There is none, for this reason.
+    fn take_place(self: &Arc<ProgramEndState>, user: u32) -> Result<SessionPlace, String> {
+        let ProgramEndSettings { programs_max, per_owner_max, .. } = self.settings;
         let mut places = self.places();
-        (places.programs < self.settings.programs_max).then(|| {
-            places.programs += 1;
-            events::RelaySessions.add(1);
-            SessionPlace(Arc::clone(self))
-        })
+        if places.programs.values().sum::<usize>() >= programs_max {
+            return Err(format!("there are {programs_max} programs, as many as there may be (--programs-max)"));
+        }
+        let of_user = places.programs.entry(user).or_default();
+        if *of_user >= per_owner_max {
+            return Err(format!(
+                "user {user} has {per_owner_max} programs, as many as one user may have (--per-owner)"
+            ));
+        }
+        *of_user += 1;
+        events::RelaySessions.add(1);
+        Ok(SessionPlace(Arc::clone(self), user))
     }
 }
 
 impl Drop for SessionPlace {
     fn drop(&mut self) {
-        self.0.places().programs -= 1;
+        let mut places = self.0.places();
+        if let Some(of_user) = places.programs.get_mut(&self.1) {
+            *of_user -= 1;
+            if *of_user == 0 {
+                places.programs.remove(&self.1);
+            }
+        }
         events::RelaySessions.add(-1);
     }
 }
@@ -125,9 +146,15 @@ impl Drop for SessionPlace {
 async fn accept_all(shared: Arc<ProgramEndState>, socket: Watched<ProgramSocket>) {
     let mut sessions: Vec<AbortOnDrop<()>> = Vec::new();
     loop {
-        // This process may be out of descriptors, and then nothing says when it has some again.
-        let Ok(accepted) = rt::timeout(ACCEPT_AGAIN, socket.read(ProgramSocket::accept)).await else { continue };
-        let Ok(program) = accepted else { return };
+        let program = match rt::timeout(ACCEPT_AGAIN, socket.read(ProgramSocket::accept)).await {
+            Ok(Ok(program)) => program,
+            Ok(Err(_)) => return,
+            // This process may have been out of descriptors, and nothing says when it has some again.
+            Err(_) => match socket.get().accept() {
+                Some(program) => program,
+                None => continue,
+            },
+        };
         sessions.retain(|session| !session.is_finished());
         let (id, displaced) = shared.add_stranger(program.user());
         sessions.push(rt::spawn(serve(Arc::clone(&shared), program, id, displaced)).abort_on_drop());
@@ -169,11 +196,20 @@ async fn serve(
     events::RelayStarted.add(1);
     program.get().tell(&RoleNotice::Started { process: number, is_elsewhere: true });
     let (sender, mut receiver) = link.split();
-    let ended = tokio::select! {
+    let mut ended = tokio::select! {
         biased;
-        () = gone(&program, process.as_ref()) => return,
+        () = gone(&program, process.as_ref()) => SessionEnd::ProgramEnded,
         ended = pump(&end, &sender, &mut receiver) => ended,
     };
+    // A program that ends closes its descriptors one after the other.
+    if ended == SessionEnd::AreaLost && rt::timeout(LAST_TIME_MAX, gone(&program, process.as_ref())).await.is_ok() {
+        ended = SessionEnd::ProgramEnded;
+    }
+    if ended == SessionEnd::ProgramEnded {
+        let last = RelayMessage::Ended("the program has ended".to_owned()).encode();
+        let _ = rt::timeout(LAST_TIME_MAX, sender.send(last)).await;
+        return;
+    }
     let address = &shared.settings.address;
     let reason = match ended {
         SessionEnd::Ended(reason) => reason,
@@ -185,7 +221,7 @@ async fn serve(
             events::RelayBroken.add(1);
             format!("the relay at {address} has sent {what}")
         }
-        SessionEnd::AreaLost => {
+        SessionEnd::AreaLost | SessionEnd::ProgramEnded => {
             events::RelayBroken.add(1);
             "the program has closed its socket, or broken the rules of its area".to_owned()
         }
@@ -221,7 +257,7 @@ async fn open(
     program: &ProgramConnection,
     request: ProgramRequest,
 ) -> Result<Session, String> {
-    let ProgramEndSettings { address, organisation, owners, programs_max, .. } = &shared.settings;
+    let ProgramEndSettings { address, organisation, owners, .. } = &shared.settings;
     let bytes = request.bytes.clone();
     match RoleRequest::decode(&bytes) {
         Ok(RoleRequest::Hello(_, None)) => {}
@@ -237,9 +273,7 @@ async fn open(
             "user {user} may have no executors by this relay: start it with --owner {user}, or with --any-owner"
         ));
     }
-    let place = shared
-        .take_place()
-        .ok_or_else(|| format!("there are {programs_max} programs, as many as there may be (--programs-max)"))?;
+    let place = shared.take_place(user)?;
     let (area, socket) = request.area_and_socket()?;
     let end = AreaEnd::new(&area, Side::Executor, socket, ProgramArea).map_err(|error| format!("the area: {error}"))?;
     if !end.area().is_of_this_version() {
@@ -252,7 +286,9 @@ async fn open(
         Err(_) => return Err(format!("the executors at {address} do not answer")),
     };
     let lost = |_| format!("the link to the executors at {address} has ended");
-    let hello = RelayMessage::Hello { process: program.process(), name: program.name(), request: bytes };
+    let (process, name) = (program.process(), program.name());
+    let memory_pages = end.area().memory_pages().unwrap_or(0);
+    let hello = RelayMessage::Hello { process, memory_pages, name, request: bytes };
     link.send(hello.encode()).await.map_err(lost)?;
     let answer = rt::timeout(START_TIME_MAX, link.receive()).await;
     let answer = answer.map_err(|_| format!("the executors at {address} do not answer"))?.map_err(lost)?;

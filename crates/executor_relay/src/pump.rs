@@ -4,9 +4,11 @@ use std::convert::Infallible;
 use std::pin::pin;
 use std::time::Duration;
 
+use base::Bytes;
 use base::rt;
 use base::rt::channel::Closed;
-use base::rt::net::{LinkReceiver, LinkSender};
+use base::rt::net::{GatherList, LinkReceiver, LinkSender};
+use base::rt::sync::{Semaphore, SemaphorePermit};
 use futures_util::future::{Either, select};
 use pushdown::{Frame, RingError};
 
@@ -14,6 +16,10 @@ use crate::events;
 use crate::fault::{Mutant, mutant};
 use crate::message::RelayMessage;
 
+/// Bytes of frames that a session may have in its link's queue.
+const QUEUED_BYTES_MAX: usize = 4 << 20;
+/// For how long what the other end has sent before the link ended is still taken.
+const LAST_TIME_MAX: Duration = Duration::from_secs(1);
 /// How often an end looks whether there is room in its area.
 const ROOM_PAUSE: Duration = Duration::from_millis(1);
 
@@ -55,6 +61,8 @@ pub(crate) enum SessionEnd {
     Broken(&'static str),
     /// The executor has ended, for this reason.
     Ended(String),
+    /// The program has ended.
+    ProgramEnded,
 }
 
 impl From<RingError> for SessionEnd {
@@ -75,6 +83,10 @@ pub(crate) async fn pump<E: RingEnd>(end: &E, sender: &LinkSender, receiver: &mu
     let inward = pin!(carry_in(end, receiver));
     let ended = match select(outward, inward).await {
         Either::Left((_, inward)) if mutant(Mutant::GoOnInOneDirection) => inward.await,
+        // The other end may have said why before it closed the link.
+        Either::Left((Err(SessionEnd::LinkLost), inward)) => {
+            rt::timeout(LAST_TIME_MAX, inward).await.unwrap_or(Err(SessionEnd::LinkLost))
+        }
         Either::Left((ended, _)) | Either::Right((ended, _)) => ended,
     };
     let Err(end) = ended;
@@ -82,23 +94,61 @@ pub(crate) async fn pump<E: RingEnd>(end: &E, sender: &LinkSender, receiver: &mu
 }
 
 async fn carry_out<E: RingEnd>(end: &E, sender: &LinkSender) -> Result<Infallible, SessionEnd> {
+    let queue = Semaphore::new(QUEUED_BYTES_MAX);
     loop {
-        let frames = end.take()?;
-        if frames.is_empty() {
+        if !send_frames(end, sender, &queue).await? {
             end.arrival().await?;
-            continue;
         }
-        events::RelayMessages.add(1);
-        events::RelayBytes.add(frames.iter().map(|frame| frame.bytes.len() as u64).sum());
-        if let Some(aside) = end.aside() {
-            sender.send(aside.encode()).await?;
-        }
-        let message = RelayMessage::Frames(frames);
-        if mutant(Mutant::Repeat) {
-            sender.send(message.encode()).await?;
-        }
+    }
+}
+
+/// Sends the frames that have come. Returns whether there were any.
+async fn send_frames<E: RingEnd>(end: &E, sender: &LinkSender, queue: &Semaphore) -> Result<bool, SessionEnd> {
+    let frames = end.take()?;
+    if frames.is_empty() {
+        return Ok(false);
+    }
+    let bytes = frames.iter().map(|frame| frame.bytes.len()).sum::<usize>();
+    events::RelayMessages.add(1);
+    events::RelayBytes.add(bytes as u64);
+    if let Some(aside) = end.aside() {
+        sender.send(aside.encode()).await?;
+    }
+    let permit = queue.acquire_many(u32::try_from(bytes.min(QUEUED_BYTES_MAX)).unwrap_or(u32::MAX)).await;
+    let message = RelayMessage::Frames(frames);
+    if mutant(Mutant::Repeat) {
         sender.send(message.encode()).await?;
     }
+    sender.send(counted(message.encode(), permit)).await?;
+    Ok(true)
+}
+
+/// The same parts, the last of which has the permit until the link has sent it.
+fn counted(parts: GatherList, permit: SemaphorePermit) -> GatherList {
+    let mut parts = parts.as_slice().to_vec();
+    if let Some(last) = parts.pop() {
+        parts.push(Bytes::from_owner(CountedBytes { bytes: last, _permit: permit }));
+    }
+    parts.into()
+}
+
+/// Bytes that count for a queue.
+struct CountedBytes {
+    bytes: Bytes,
+    _permit: SemaphorePermit,
+}
+
+impl AsRef<[u8]> for CountedBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Sends what is left in an area whose user has ended: that counts.
+pub(crate) async fn send_rest<E: RingEnd>(end: &E, sender: &LinkSender) -> Result<(), SessionEnd> {
+    let queue = Semaphore::new(QUEUED_BYTES_MAX);
+    while send_frames(end, sender, &queue).await? {}
+    Ok(())
 }
 
 async fn carry_in<E: RingEnd>(end: &E, receiver: &mut LinkReceiver) -> Result<Infallible, SessionEnd> {

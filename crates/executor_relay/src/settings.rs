@@ -22,6 +22,8 @@ pub struct ProgramEndSettings {
     pub owners: OwnersAllowed,
     /// Most programs at the same time.
     pub programs_max: usize,
+    /// Most programs of one user.
+    pub per_owner_max: usize,
 }
 
 /// The user of the executors' host that an organisation's programs stand for.
@@ -29,7 +31,7 @@ pub struct ProgramEndSettings {
 pub struct Tenant {
     /// The user, who is not root.
     pub user: u32,
-    /// Its group.
+    /// Its group, which is not root's.
     pub group: u32,
 }
 
@@ -42,6 +44,6 @@ pub struct ExecutorsEndSettings {
     pub role: PathBuf,
     /// By the name of the organisation.
     pub tenants: BTreeMap<String, Tenant>,
-    /// Most links at the same time, of all organisations together; each may have an equal part of them, and at least sixteen.
-    pub links_max: usize,
+    /// Most programs of one organisation at the same time.
+    pub per_tenant_max: usize,
 }

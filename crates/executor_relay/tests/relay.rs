@@ -71,6 +71,7 @@ fn program_end(socket: &Path, address: &str) -> ProgramEndSettings {
         organisation: "executors".to_owned(),
         owners: OwnersAllowed::Own,
         programs_max: 8,
+        per_owner_max: 4,
     }
 }
 
@@ -95,7 +96,7 @@ impl Relay {
         let tenants = BTreeMap::from([("programs".to_owned(), tenant())]);
         let (executors, programs) = runtime.block_on(async {
             let listen = "executors:127.0.0.1:0".to_owned();
-            let settings = ExecutorsEndSettings { listen, role: role_socket, tenants, links_max: 64 };
+            let settings = ExecutorsEndSettings { listen, role: role_socket, tenants, per_tenant_max: 8 };
             let executors = ExecutorsEnd::start(settings).await.expect("a port is free");
             let address = executors.address().replace("executors:", &format!("{organisation}:"));
             let programs = ProgramEnd::start(program_end(&socket, &address)).expect("a socket");
@@ -216,40 +217,82 @@ fn run(relay: &Relay, case: &str, mode: &str) {
 #[test]
 fn functions_find_their_program_on_the_other_host() {
     let relay = Relay::start(|_| {});
+    for case in
+        ["statics", "allocate", "mmap", "far_memory", "files", "time", "dlopen", "fork", "mutex", "sigsegv", "timeout"]
+    {
+        run(&relay, case, "0");
+    }
+    run(&relay, "handover", "2");
+    until("all executors have ended", || relay.role.view().executors.is_empty().then_some(()));
+}
+
+/// All of them, as the library's own tests have them.
+#[test]
+#[ignore = "minutes; part of `cargo xtask nightly`"]
+fn all_cases_of_the_library_pass_behind_the_relay() {
+    let relay = Relay::start(|_| {});
     for case in [
         "empty",
-        "statics",
         "thread_local",
         "stack",
         "function_pointer",
-        "allocate",
+        "list",
         "many_pages",
         "syncmem",
-        "mmap",
+        "unmapped",
+        "file_mapping",
+        "mremap",
         "mprotect",
-        "far_memory",
+        "kinds",
+        "scattered",
+        "fork_beside",
+        "far_beside",
+        "freed",
+        "neighbours",
         "constant_written",
-        "files",
-        "time",
+        "stdio",
+        "getpid",
         "qsort",
-        "dlopen",
-        "fork",
+        "wide_characters",
+        "dlsym",
         "signals",
-        "mutex",
+        "condition",
+        "atomics",
+        "false_sharing",
         "threads",
+        "threads_in_turn",
         "contexts",
-        "sigsegv",
-        "timeout",
+        "litmus",
+        "histories",
+        "slots_changed",
+        "sigfpe",
+        "recursion",
+        "abort",
+        "nested",
+        "lost",
+        "lost_calls",
+        "or_here",
+        "again",
+        "try_cancel",
+        "busy",
+        "cancel_races",
         "limit",
-        "counter",
+        "limit_beside",
+        "limit_in_lock",
+        "limit_races",
         "call_times",
+        "counter",
+        "mixed_modes",
+        "moved_and_copied",
+        "stress",
     ] {
         run(&relay, case, "0");
     }
     for mode in ["1", "2", "3"] {
-        run(&relay, "handover", mode);
+        for case in ["statics", "allocate", "mutex", "handover", "watcher", "stress"] {
+            run(&relay, case, mode);
+        }
     }
-    until("all executors have ended", || relay.role.view().executors.is_empty().then_some(()));
 }
 
 #[test]
@@ -294,6 +337,11 @@ fn a_program_that_is_refused_is_told_by_whom_and_why() {
     assert_eq!(program.line(), "ready");
     refused(&relay, "there are 1 executors, as many as there may be");
     program.finish();
+    let relay = Relay::start(|_| {});
+    let mut programs: Vec<Program> = (0..4).map(|_| Program::start(&relay, "pooled", "waits")).collect();
+    programs.iter_mut().for_each(|program| assert_eq!(program.line(), "ready"));
+    refused(&relay, "4 programs, as many as one user may have (--per-owner)");
+    programs.into_iter().for_each(Program::finish);
     // The certificate is valid, and its organisation may have no executors.
     refused(&Relay::start_as("strangers", |_| {}), "the link to the executors at strangers:127.0.0.1:");
     let mut relay = Relay::start(|_| {});
@@ -305,15 +353,16 @@ fn a_program_that_is_refused_is_told_by_whom_and_why() {
 fn a_tenant_is_never_root() {
     register_transports();
     let runtime = Runtime::new(1).expect("a runtime");
-    let tenants = BTreeMap::from([("programs".to_owned(), Tenant { user: 0, group: 0 })]);
-    let settings = ExecutorsEndSettings {
-        listen: "executors:127.0.0.1:0".to_owned(),
-        role: programs().join("nowhere"),
-        tenants,
-        links_max: 4,
-    };
-    let error = runtime.block_on(ExecutorsEnd::start(settings)).err();
-    assert!(matches!(error, Some(RelayError::Setting(reason)) if reason.contains("root")));
+    for (user, group) in [(0, 1), (1, 0), (u32::MAX, 1), (1, u32::MAX)] {
+        let settings = ExecutorsEndSettings {
+            listen: "executors:127.0.0.1:0".to_owned(),
+            role: programs().join("nowhere"),
+            tenants: BTreeMap::from([("programs".to_owned(), Tenant { user, group })]),
+            per_tenant_max: 4,
+        };
+        let error = runtime.block_on(ExecutorsEnd::start(settings)).err();
+        assert!(matches!(error, Some(RelayError::Setting(reason)) if reason.contains("root")), "{user}:{group}");
+    }
 }
 
 #[test]

@@ -128,6 +128,11 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// Whether a process that is to become this user would be root: the kernel means *no change* by the largest number.
+fn is_root(user: u32) -> bool {
+    user == 0 || user == u32::MAX
+}
+
 /// Whether a program gets an executor of a role that runs as user `own`, on a machine with these features.
 ///
 /// # Errors
@@ -150,9 +155,9 @@ pub(crate) fn admit(
         return Err(Refusal::Release(applicant.hello.release.clone()));
     }
     if let Some(relay) = relay
-        && (owner == 0 || relay != 0 && relay != own)
+        && (is_root(owner) || relay != 0 && relay != own)
     {
-        return Err(Refusal::Elsewhere(if owner == 0 { owner } else { relay }));
+        return Err(Refusal::Elsewhere(if is_root(owner) { 0 } else { relay }));
     }
     let lacking = applicant.hello.features.lacking_in(features);
     if !lacking.is_empty() {
@@ -234,6 +239,7 @@ mod tests {
                 "only the role's user and root",
             ),
             (Applicant { owner: 0, relay: Some(OWN), ..applicant() }, NONE, Refusal::Elsewhere(0), "executors of root"),
+            (Applicant { owner: u32::MAX, relay: Some(0), ..applicant() }, NONE, Refusal::Elsewhere(0), "of root"),
             (Applicant { owner: 8, relay: Some(OWN), ..applicant() }, NONE, Refusal::Owner(8), "--owner 8"),
             (Applicant { descriptors: 0, ..applicant() }, NONE, Refusal::Descriptors(0), "0 descriptors"),
             (Applicant { descriptors: 3, ..applicant() }, NONE, Refusal::Descriptors(3), "3 descriptors"),

@@ -67,6 +67,9 @@ pub struct ExecutorsFile {
     /// The user that owns an organisation's executors, as `uid` or `uid:gid`, by the organisation's name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tenants: BTreeMap<String, String>,
+    /// The most programs of one organisation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub per_tenant: Option<u32>,
     /// Where the role serves its metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<SocketAddr>,

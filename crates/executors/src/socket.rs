@@ -53,7 +53,7 @@ impl Listener {
                 Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(about)?,
                 Ok(()) | Err(Errno::AGAIN) => {
                     return Err(ExecutorsError::Setting(format!(
-                        "another role listens at {}; stop it first",
+                        "another process listens at {}; stop it first",
                         path.display()
                     )));
                 }

@@ -285,12 +285,11 @@ impl Area {
         if of_caller { &self.head().caller } else { &self.head().executor }
     }
 
-    pub(crate) fn ring(&self, to_caller: bool) -> Ring {
+    pub(crate) fn ring(&self, to_caller: bool, shape: Shape) -> Ring {
         let (positions, data) = match to_caller {
             true => (offset_of!(Head, to_caller), TO_CALLER),
             false => (offset_of!(Head, to_executor), TO_EXECUTOR),
         };
-        let shape = self.shape();
         // SAFETY: both lie in the area, which stays mapped.
         unsafe { Ring::new((self.address + positions) as *const Positions, (self.address + data) as *mut u8, shape) }
     }

@@ -96,7 +96,7 @@ pub use link::{Attending, Link, Side};
 pub use load::ExecutorLoad;
 pub use message::{EXIT_CALL, EXITS, Ended, MappingKind, Registers, SYNCHRONISE_CALL, Stamps, ToCaller, ToExecutor};
 pub use processor::ProcessorFeatures;
-pub use ring::{FRAME_BYTES_MAX, Frame, RingError, Shape, cycles};
+pub use ring::{FRAME_BYTES_MAX, Frame, NO_KIND, RingError, Shape, cycles};
 pub use role_messages::{
     ELSEWHERE_NAME_BYTES_MAX, NOTICE_BYTES_MAX, ProgramElsewhere, RELEASE, REQUEST_BYTES_MAX, ROLE_VERSION, RoleHello,
     RoleNotice, RoleRequest,

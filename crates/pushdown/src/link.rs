@@ -11,7 +11,7 @@ use bare::system_call::{Errno, system_call, yield_processor};
 
 use crate::area::{Area, Attention};
 use crate::message::{ToCaller, ToExecutor, is_about_memory};
-use crate::ring::{Frame, Ring, RingError, cycles};
+use crate::ring::{Frame, Ring, RingError, Shape, cycles};
 
 /// Which side this is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,14 +38,25 @@ pub struct Link {
 
 /// Turns of a thread that looks for messages between two in which it lets others run: some 8 µs, in which most answers come.
 const YIELD_EVERY: u32 = 256;
+/// How often in a row bytes are taken off the socket.
+const DRAINS_MAX: usize = 64;
 /// If letting others run takes longer, some 2 µs, another thread ran.
 const YIELD_CYCLES: u64 = 5_000;
 
 impl Link {
     /// The end of this side.
     pub fn new(area: Area, side: Side, socket: i32) -> Link {
+        Link::shaped(area, side, socket, area.shape())
+    }
+
+    /// The same for a relay, to whose users the network is the link: what the area says of an imitated one does not count.
+    pub fn of_relay(area: Area, side: Side, socket: i32) -> Link {
+        Link::shaped(area, side, socket, Shape::default())
+    }
+
+    fn shaped(area: Area, side: Side, socket: i32, shape: Shape) -> Link {
         let is_caller = side == Side::Caller;
-        let (outgoing, incoming) = (area.ring(!is_caller), area.ring(is_caller));
+        let (outgoing, incoming) = (area.ring(!is_caller, shape), area.ring(is_caller, shape));
         Link { area, side, socket, outgoing, incoming, patience: Duration::ZERO, may_share: AtomicBool::new(false) }
     }
 
@@ -252,10 +263,11 @@ impl Link {
         true
     }
 
-    /// Takes the bytes off the socket. Returns whether the other side is still there.
+    /// Takes the bytes off the socket. Returns whether the other side is still there, and keeps the rules: it sends a byte for each time that this
+    /// side sleeps. One that sends more without end would keep this thread here.
     pub fn drain_socket(&self) -> bool {
         let mut bytes = [0_u8; 64];
-        loop {
+        for _ in 0..DRAINS_MAX {
             let arguments = [self.socket as usize, bytes.as_mut_ptr() as usize, 64, libc::MSG_DONTWAIT as usize, 0, 0];
             // SAFETY: the kernel writes at most 64 bytes to the array.
             match unsafe { system_call(libc::SYS_recvfrom, arguments) } {
@@ -265,6 +277,7 @@ impl Link {
                 Err(_) => return false,
             }
         }
+        false
     }
 
     /// Whether the other side is still there; takes nothing.
@@ -330,4 +343,33 @@ fn wake_shared(word: &AtomicU32, threads: i32) {
     // SAFETY: the kernel uses the address alone.
     let _ =
         unsafe { system_call(libc::SYS_futex, [word.as_ptr() as usize, libc::FUTEX_WAKE as usize, threads as usize]) };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::area::AREA_HEAD_BYTES;
+
+    /// Regression: a side that sent bytes faster than they were taken kept the other side's thread for ever.
+    #[test]
+    fn a_side_that_floods_the_socket_is_given_up() {
+        #[repr(C, align(4096))]
+        struct Memory([u8; AREA_HEAD_BYTES.next_multiple_of(4096)]);
+        let mut memory = Box::new(Memory([0; _]));
+        // SAFETY: the methods below use the head alone, which lies there.
+        let area = unsafe { Area::at(std::ptr::from_mut(&mut *memory).addr()) };
+        let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+        let link = Link::of_relay(area, Side::Executor, ours.as_raw_fd());
+        theirs.write_all(&[1; 100]).expect("there is room");
+        assert!(link.drain_socket(), "some bytes are no flood");
+        theirs.write_all(&[1; 64 << 10]).expect("there is room");
+        assert!(!link.drain_socket());
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        drop(theirs);
+        assert!(!Link::new(area, Side::Caller, ours.as_raw_fd()).drain_socket(), "it is gone");
+    }
 }

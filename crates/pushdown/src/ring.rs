@@ -22,8 +22,10 @@ const HEAD_BYTES: usize = 16;
 const ALIGNMENT: usize = 8;
 /// An empty ring is used from its beginning again once this much of it was used, so that its memory stays in the processor's caches.
 const WARM_BYTES: usize = 256 << 10;
+/// The kind of no message.
+pub const NO_KIND: u32 = u32::MAX;
 /// The length and the kind of a frame without bytes, behind which the ring goes on at its beginning.
-const SKIP_HEAD: u64 = (u32::MAX as u64) << 32;
+const SKIP_HEAD: u64 = (NO_KIND as u64) << 32;
 
 /// Bytes of a run in a list of pages, at most.
 const RUN_BYTES_MAX: usize = 13;
@@ -139,9 +141,9 @@ impl Ring {
             return 0;
         }
         let begins = cycles().max(self.free_at.load(Ordering::Relaxed));
-        let sent = begins + ((bytes as u64 * self.shape.mebibyte_cycles) >> 20);
+        let sent = begins.saturating_add((bytes as u64).saturating_mul(self.shape.mebibyte_cycles) >> 20);
         self.free_at.store(sent, Ordering::Relaxed);
-        sent + self.shape.latency_cycles
+        sent.saturating_add(self.shape.latency_cycles)
     }
 
     /// Appends frames, each with the bytes of its parts, one behind the other. The receiver sees all of them at once. Returns whether there

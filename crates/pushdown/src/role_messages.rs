@@ -16,7 +16,7 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects))]
 
 use base::Bytes;
-use wire::{Input, Malformed, Reader, Writer};
+use wire::{Input, Malformed, Reader, Writer, beginning};
 
 use crate::processor::ProcessorFeatures;
 
@@ -146,7 +146,7 @@ impl RoleRequest {
                 hello.write(&mut writer);
                 writer.flag(elsewhere.is_some());
                 if let Some(ProgramElsewhere { user, group, process, name }) = elsewhere {
-                    writer.u32(*user).u32(*group).u32(*process).text(cut(name, ELSEWHERE_NAME_BYTES_MAX));
+                    writer.u32(*user).u32(*group).u32(*process).text(beginning(name, ELSEWHERE_NAME_BYTES_MAX));
                 }
             }
             RoleRequest::Show { version } => {
@@ -205,8 +205,8 @@ impl RoleNotice {
             RoleNotice::Started { process, is_elsewhere } => {
                 writer.u8(STARTED).flag(*is_elsewhere).zeros(2).u32(*process)
             }
-            RoleNotice::Refused(reason) => writer.u8(REFUSED).text(cut(reason, REASON_BYTES_MAX)),
-            RoleNotice::Ended(reason) => writer.u8(ENDED).text(cut(reason, REASON_BYTES_MAX)),
+            RoleNotice::Refused(reason) => writer.u8(REFUSED).text(beginning(reason, REASON_BYTES_MAX)),
+            RoleNotice::Ended(reason) => writer.u8(ENDED).text(beginning(reason, REASON_BYTES_MAX)),
             RoleNotice::Shown(view) => writer.u8(SHOWN).put(view),
         };
         writer.done()
@@ -232,12 +232,6 @@ impl RoleNotice {
         reader.end()?;
         Ok(notice)
     }
-}
-
-/// As much of a text as fits, to the end of a character.
-fn cut(text: &str, bytes_max: usize) -> &str {
-    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
-    text.get(..end.unwrap_or(0)).unwrap_or("")
 }
 
 #[cfg(test)]

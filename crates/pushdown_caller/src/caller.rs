@@ -235,7 +235,8 @@ impl Caller {
             }
             ToCaller::Ended(call, ended, stamps) => {
                 let open = self.calls.get_mut(&call).ok_or(UNKNOWN_CALL)?;
-                let stamps = if self.vdso.is_some() { stamps_from_elsewhere(stamps, cycles()) } else { stamps };
+                let is_elsewhere = self.watch.process().is_elsewhere();
+                let stamps = if is_elsewhere { stamps_from_elsewhere(stamps, cycles()) } else { stamps };
                 (open.ended, open.stamps.executor) = (ended, stamps);
                 Ok(())
             }

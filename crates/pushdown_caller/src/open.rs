@@ -114,7 +114,7 @@ pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     let vdso = vdso.unwrap_or(0) * PAGE_BYTES as u64;
     let started = start_executor(settings, vdso, link_shape(rate)?)?;
     let foreign_vdso = match started.process.is_elsewhere() {
-        true => foreign_vdso(&lines)?,
+        true => foreign_vdso(&lines).inspect_err(|_| started.process.kill())?,
         false => None,
     };
     move_variables(&lines)?;

@@ -34,11 +34,18 @@ pub(crate) struct ForeignVdso {
 }
 
 impl ForeignVdso {
-    /// From the one that the kernel has mapped. `None` if no function of a known name is found in it.
+    /// From the one that the kernel has mapped. `None` if no function of a known name is found in it, or two are too near to each other.
     pub(crate) fn new(start: u64, image: &[u8]) -> Option<ForeignVdso> {
         let mut changed = image.to_vec();
         let mut are_known = false;
-        for (name, offset) in functions(image)? {
+        let functions = functions(image)?;
+        let mut offsets: Vec<usize> = functions.iter().map(|(_, offset)| *offset).collect();
+        offsets.sort_unstable();
+        offsets.dedup();
+        if offsets.windows(2).any(|pair| pair[1] - pair[0] < CALL.len()) {
+            return None;
+        }
+        for (name, offset) in functions {
             let name = name.strip_prefix(b"__vdso_").unwrap_or(name);
             let known = FUNCTIONS.iter().find(|(known, _)| *known == name);
             let stub = known.map_or(REFUSAL, |(_, number)| {
@@ -77,12 +84,16 @@ fn functions(image: &[u8]) -> Option<Vec<(&[u8], usize)>> {
     let place = |at: usize| number(at, 8).and_then(|number| usize::try_from(number).ok());
     let (sections, count) = (place(0x28)?, number(0x3c, 2)?);
     let section = |index: u64| sections.checked_add(usize::try_from(index).ok()?.checked_mul(SECTION_BYTES)?);
-    let symbols = (0..count).find_map(|index| section(index).filter(|at| number(at + 4, 4) == Some(SYMBOLS.into())))?;
-    let names = section(number(symbols + 0x28, 4)?)?;
-    let (first, bytes, names) = (place(symbols + 0x18)?, place(symbols + 0x20)?, place(names + 0x18)?);
+    let kind = |at: &usize| at.checked_add(4).and_then(|at| number(at, 4));
+    let symbols = (0..count).find_map(|index| section(index).filter(|at| kind(at) == Some(SYMBOLS.into())))?;
+    let field = |section: usize, offset: usize| section.checked_add(offset);
+    let names = section(number(field(symbols, 0x28)?, 4)?)?;
+    let (first, bytes) = (place(field(symbols, 0x18)?)?, place(field(symbols, 0x20)?)?);
+    let names = place(field(names, 0x18)?)?;
     let mut found = Vec::new();
     for at in (first..first.checked_add(bytes)?).step_by(SYMBOL_BYTES) {
-        let (name, kind, offset) = (number(at, 4)? as usize, image.get(at + 4)? & 0xf, place(at + 8)?);
+        let (name, kind) = (number(at, 4)? as usize, image.get(at.checked_add(4)?)? & 0xf);
+        let offset = place(at.checked_add(8)?)?;
         let name = image.get(names.checked_add(name)?..)?.split(|byte| *byte == 0).next()?;
         if kind == FUNCTION && offset != 0 {
             found.push((name, offset));

@@ -69,4 +69,4 @@ mod writer;
 pub use hello::VersionRange;
 pub use reader::{Input, Malformed, Reader, u16_at, u32_at, u64_at};
 pub use seal::{SEAL_BYTES, seal, unseal};
-pub use writer::{Writer, array};
+pub use writer::{Writer, array, beginning};

@@ -155,6 +155,12 @@ pub fn array<const N: usize>(fill: impl FnOnce(&mut Writer<&mut [u8]>)) -> [u8; 
     bytes
 }
 
+/// As much of the beginning of a text as fits into so many bytes, to the end of a character.
+pub fn beginning(text: &str, bytes_max: usize) -> &str {
+    let end = (0..=bytes_max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.get(..end.unwrap_or(0)).unwrap_or("")
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -44,6 +44,9 @@ pub struct FarMemoryRelayArguments {
     /// The most programs at the same time
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub programs_max: usize,
+    /// The most programs of one user
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub per_owner: usize,
     /// Serve metrics and health over HTTP
     #[arg(long, value_name = "ADDRESS")]
     pub metrics: Option<SocketAddr>,
@@ -74,9 +77,9 @@ pub struct RelayListenArguments {
     /// An organisation of --trust, and which user and group of this host own its executors; may be repeated
     #[arg(long, value_name = "NAME=UID[:GID]", value_parser = tenant, requires = "listen")]
     pub tenant: Vec<(String, u32, u32)>,
-    /// The most programs of other hosts at the same time
-    #[arg(long, value_name = "N", default_value_t = 64, requires = "listen")]
-    pub links_max: usize,
+    /// The most programs of one organisation at the same time
+    #[arg(long, value_name = "N", default_value_t = 32, requires = "listen")]
+    pub per_tenant: usize,
 }
 
 fn named_file(text: &str) -> Result<(String, PathBuf), String> {

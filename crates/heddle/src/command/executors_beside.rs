@@ -101,6 +101,7 @@ fn arguments(file: &ExecutorsFile) -> Vec<OsString> {
         ("--storage-bytes", file.storage_bytes.map(|number| number.to_string())),
         ("--silence", file.silence_seconds.map(|number| number.to_string())),
         ("--listen", file.listen.clone()),
+        ("--per-tenant", file.per_tenant.map(|number| number.to_string())),
         ("--metrics", file.metrics.map(|address| address.to_string())),
     ];
     for (name, value) in owners.chain(numbers).chain(tenants) {

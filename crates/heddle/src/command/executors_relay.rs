@@ -61,6 +61,7 @@ pub async fn run(arguments: &FarMemoryRelayArguments) -> Result<(), CommandError
         organisation: arguments.organisation.clone(),
         owners: OwnersAllowed::new(arguments.any_owner, arguments.owner.iter().copied()),
         programs_max: arguments.programs_max,
+        per_owner_max: arguments.per_owner,
     })
     .map_err(CommandError::new)?;
     let metrics = metrics.map_or(String::new(), |address| format!("; metrics at http://{address}/metrics"));
@@ -95,6 +96,11 @@ pub(super) async fn start_executors_end(
     if let Some((name, ..)) = arguments.tenant.iter().find(|(name, ..)| !known(name)) {
         return Err(CommandError::new(format!("no authorities of {name} are known: name them by --trust {name}=FILE")));
     }
+    let mut names: Vec<&String> = arguments.tenant.iter().map(|(name, ..)| name).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(CommandError::new(format!("--tenant names {} twice", pair[0])));
+    }
     register(&arguments.tls)?;
     event::register(net::EVENTS);
     let tenants =
@@ -103,7 +109,7 @@ pub(super) async fn start_executors_end(
         listen: listen.clone(),
         role: role.to_path_buf(),
         tenants: tenants.collect::<BTreeMap<_, _>>(),
-        links_max: arguments.links_max,
+        per_tenant_max: arguments.per_tenant,
     };
     ExecutorsEnd::start(settings).await.map(Some).map_err(CommandError::new)
 }
