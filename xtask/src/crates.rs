@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 /// Crates of the program and of its build, ours included. Lower it when one goes.
-const CRATES_MAX: usize = 226;
+const CRATES_MAX: usize = 227;
 /// The platform of releases.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
