@@ -197,7 +197,7 @@ impl MemoryGroup {
         }
     }
 
-    /// Version 1 begins anew to note how much is used at most. Version 2 counts on.
+    /// Version 1 begins again to note how much is used at most. Version 2 counts on.
     pub fn forget_shortages(&self) {
         if self.version == CgroupVersion::One {
             // Without it more is said to have been short than was.

@@ -23,8 +23,8 @@ use pushdown::{AREA_BYTES, Area, BeginStep, CALLER_PRIVATE, ExecutorState, RoleN
 use crate::descriptors::keep;
 use crate::executor_process::{ExecutorProcess, next_notice};
 use crate::executor_storage::{ExecutorStorage, pages_of};
-use crate::open::Settings;
 use crate::places::AREA;
+use crate::settings::{ExecutorSource, Settings};
 
 /// Where the program looks for the executor's program.
 const EXECUTOR_VARIABLE: &str = "HEDDLE_EXECUTOR";
@@ -35,18 +35,6 @@ const EXECUTOR_NAME: &str = "heddle-executor";
 const BEGIN_SECONDS: u64 = 30;
 /// How often it is looked whether it has begun.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
-
-/// Who starts the executor.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) enum ExecutorSource {
-    /// As the environment says; otherwise this process, with the program beside the library.
-    #[default]
-    Usual,
-    /// This process, with a program.
-    Program(PathBuf),
-    /// The role at a socket.
-    Role(PathBuf),
-}
 
 /// An executor that can be called.
 pub(crate) struct StartedExecutor {

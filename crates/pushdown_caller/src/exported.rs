@@ -11,10 +11,10 @@ use std::time::Duration;
 use bare::system_call::{pause, set_errno};
 
 use crate::call::{is_in_call, push_down};
-use crate::executor_start::ExecutorSource;
 use crate::executor_storage::ExecutorStorage;
 use crate::exported_terms::{set_limit, usual_terms};
 use crate::failure::{Failure, LOST, OK, REFUSED, tell};
+use crate::settings::{ExecutorSource, Settings};
 use crate::stacks::on_private_stack;
 use crate::synchronise::mode_of;
 use crate::terms::Terms;
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn heddle_pushdown_open(options: *const OpenOptions) -> i3
     if is_open() {
         return OK;
     }
-    let mut settings = open::Settings::default();
+    let mut settings = Settings::default();
     let mut limit_ms = 0;
     // SAFETY: as the caller answers for: no member behind the size is read. The path is a string of C.
     unsafe {

@@ -63,6 +63,7 @@ mod pages;
 mod payload;
 mod places;
 mod rseq;
+mod settings;
 mod stacks;
 mod statistics;
 mod synchronise;

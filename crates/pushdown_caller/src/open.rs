@@ -22,11 +22,11 @@ use pushdown::{Link, Shape, Side, cycles};
 
 use crate::caller::Caller;
 use crate::descriptors::keep;
-use crate::executor_start::{ExecutorSource, start_executor};
-use crate::executor_storage::ExecutorStorage;
+use crate::executor_start::start_executor;
 use crate::mappings::Mappings;
 use crate::pages::Pages;
 use crate::rseq::{RSEQ_BYTES, RSEQ_OFFSET};
+use crate::settings::Settings;
 use crate::times::set_rate;
 use crate::variables::make_anonymous;
 use crate::vdso::ForeignVdso;
@@ -43,21 +43,6 @@ const CLOCK_READINGS: u32 = 5;
 const STACK_BYTES_MAX: u64 = 64 << 20;
 /// After which silence the executor is given up, if the program does not say.
 const SILENCE: Duration = Duration::from_secs(10);
-
-/// What the program chose.
-#[derive(Clone, Default)]
-pub(crate) struct Settings {
-    /// Who starts the executor.
-    pub(crate) source: ExecutorSource,
-    /// Functions that run at the same time.
-    pub(crate) contexts: u32,
-    /// After which silence the executor is given up; `None`: [`SILENCE`].
-    pub(crate) silence: Option<Duration>,
-    /// For pages that the executor has no memory for.
-    pub(crate) storage: Option<ExecutorStorage>,
-    /// How many bytes of pages an executor of the role keeps in memory, if it has storage of the role; 0: as many as the role lets it.
-    pub(crate) memory_bytes: usize,
-}
 
 /// A line of `/proc/self/maps`.
 struct MapsLine {
