@@ -145,7 +145,7 @@ fn a_second_role_at_a_socket_is_refused_and_an_ended_ones_is_taken() {
     let mut settings = ExecutorsSettings::new(socket.clone(), "/bin/true".into());
     (settings.has_namespaces, settings.memory_bytes, settings.processor_percent) = (false, None, None);
     let error = ExecutorsRole::start(settings.clone()).map(drop).expect_err("one is there").to_string();
-    assert!(error.contains("another role"), "{error}");
+    assert!(error.contains("another process listens"), "{error}");
     assert!(role.stop(), "in order");
     drop(role);
     assert!(!socket.exists(), "its file goes with it");
