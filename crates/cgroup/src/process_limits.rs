@@ -45,7 +45,7 @@ impl LimitedGroup {
     }
 
     /// Makes groups of this name for groups within them ([`make_within`](LimitedGroup::make_within)), whose processes together have these
-    /// limits. `of_each` are those of the groups within: what is limited here or there is a group of its own in version 1. Groups without
+    /// limits. `of_each` are the limits of each group within. In version 1 each resource that either of them limits has a group. Groups without
     /// processes that a killed process left behind are taken over, and those within them removed.
     ///
     /// # Errors

@@ -304,7 +304,7 @@ fn an_executor_on_another_host_has_no_clock_of_its_own_and_belongs_to_the_tenant
     assert_eq!((executor.owner, &*executor.name), (tenant().user, "elsewhere@programs"));
     assert_eq!(executor.program, program.child.id());
     let maps = fs::read_to_string(format!("/proc/{}/maps", program.executor)).expect("it can be read");
-    assert!(!maps.contains("[vdso]"), "its kernel's vdso tells the time of its own host:\n{maps}");
+    assert!(!maps.contains("[vdso]"), "a vdso of the executor's kernel tells the time of the executor's host:\n{maps}");
     program.finish();
 }
 

@@ -44,7 +44,7 @@ pub(crate) fn check_socket(file: &OwnedFd) -> Result<(), Refusal> {
     }
 }
 
-/// The area and the executor's socket of a hello, which had so many descriptors.
+/// The area and the executor's socket among the descriptors of a hello. `files_sent` counts those too that the kernel has dropped.
 ///
 /// # Errors
 /// What is wrong.

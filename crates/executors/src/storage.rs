@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn storage_leaves_memory_for_the_executor_itself() {
         let pages = pages_in_memory(512 << 20, &storage(4 << 30));
-        // 24 MiB of its own and 192 of tables; half of the rest.
+        // 512 MiB less 24 for the executor itself and 192 for tables; half of that is for pages.
         assert_eq!(pages, (148 << 20) / 4096);
         check_storage(&storage(4 << 30), Some(512 << 20)).expect("there is room");
         for (storage, memory_bytes, named) in [

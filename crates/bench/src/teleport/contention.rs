@@ -54,7 +54,7 @@ impl Way {
         contended.chain(NAMES_UNSHARED.map(|name| Way { name, per_million: 0 })).collect()
     }
 
-    /// As a subject is told of it.
+    /// The name by which a subject gets it.
     fn label(self) -> String {
         format!("{}-{}", self.name, self.per_million)
     }

@@ -285,9 +285,7 @@ fn figure_8a_measures_three_settings_of_each_load() {
     let figure = quick_figure("flexchain-fig8a", &ratios, &[]);
     let rows = figure["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 2 * 3, "{figure:#}");
-    // In three seconds, with a fifth of a processor, a setting may come to nothing where others want the processors too.
-    let tps: Vec<f64> = rows.iter().map(|row| row["tps"].as_f64().expect("a number")).collect();
-    assert!(tps.iter().all(|tps| *tps >= 0.0) && tps.iter().any(|tps| *tps > 0.0), "{figure:#}");
+    assert!(rows.iter().all(|row| row["tps"].as_f64().is_some_and(|tps| tps > 0.0)), "{figure:#}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use clap::Args;
 /// mutual TLS. Which user the programs have there is said there, by the organisation of --certificate. Run one such
 /// command for each user of this host whose programs are to be kept apart.
 ///
-/// A program whose executor has ended, or whose link is lost, is told why; its functions' pages are lost with it.
+/// When an executor ends, or its link is lost, its program is told why. Pages that only the executor had are lost.
 /// SIGTERM and Ctrl-C end it, and with it the executors of its programs.
 #[derive(Args, Debug, Clone)]
 #[command(

@@ -6,6 +6,7 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use base::Bytes;
+use futures_util::FutureExt as _;
 use gateway::client::{GrpcCode, GrpcConnection};
 use node::kv::{KvClient, KvEndpoint};
 use proto::heddle::kv::compare_and_set_request::Expected;
@@ -141,8 +142,16 @@ async fn three_thousand_watches_leave_gets_working() {
             }
         }
     }
-    // Not the bound itself: on a busy machine the store may change its coordinator, which ends watches and makes room for others.
-    assert!(refused > 0 && watches.len() + refused == 3000, "{} watches", watches.len());
+    assert_eq!(watches.len() + refused, 3000);
+    // Those that go on. A new coordinator, as a busy machine may have one, ends watches, and others take their places.
+    let within_the_bound = async {
+        while watches.len() > 1024 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            watches.retain_mut(|watch| watch.next().now_or_never().is_none());
+        }
+    };
+    let is_within = tokio::time::timeout(Duration::from_secs(60), within_the_bound).await.is_ok();
+    assert!(is_within, "{} watches go on", watches.len());
     let client = store.client().await;
     let got = tokio::time::timeout(Duration::from_secs(10), client.get(Bytes::from_static(b"key"))).await;
     assert_eq!(got.expect("an answer").map(|found| found.is_some()), Ok(false));

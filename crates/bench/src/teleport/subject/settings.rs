@@ -1,4 +1,4 @@
-//! What a subject is told, and what it says.
+//! The settings that a subject gets, and the numbers that it prints.
 
 use std::collections::BTreeMap;
 
