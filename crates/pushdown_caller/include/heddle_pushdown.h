@@ -30,7 +30,8 @@
  *   - exit() in a function ends the process with that status, as everywhere.
  *   - It cannot start threads or processes: fork(), vfork(), posix_spawn() and pthread_create() fail with EAGAIN.
  *     System calls that would change the executor rather than the process (execve, arch_prctl, ptrace) fail too.
- *   - Shared memory (MAP_SHARED) and memory of devices are out of reach: touching them is a SIGSEGV of the function.
+ *   - Shared memory (MAP_SHARED), memory of devices, and memory that another userfaultfd serves (a far heap of `heddle farmem run` without
+ *     --executor, a farmem::Region) are out of reach: touching them is a SIGSEGV of the function, and heddle_pushdown_reason() says so.
  *   - heddle_pushdown() and heddle_pushdown_open() return HEDDLE_PUSHDOWN_REFUSED.
  *
  * Weaker coherence
@@ -277,14 +278,16 @@ struct heddle_pushdown_failure {
 };
 
 /* Starts the executor. Call it early in main(), before the process has other threads. If functions can be pushed down already, it
- * changes nothing. `options` may be NULL, which means NULL and 0 in its members.
+ * changes nothing: so it is in a program that `heddle farmem run --executor` has started, whose executor has the far heap. `options` may be NULL, which means NULL and 0 in its members.
  *
  * Returns HEDDLE_PUSHDOWN_OK, or another kind if the process cannot push functions down; heddle_pushdown_reason() then says why.
  * After a failure the process runs as if it had never called. */
 int heddle_pushdown_open(const struct heddle_pushdown_options *options);
 
-/* Why heddle_pushdown_open() failed last in this process, or, once a call was HEDDLE_PUSHDOWN_LOST, why the executor has ended: a sentence in
- * English, or "" if neither has happened. The text stays valid until heddle_pushdown_open() fails again, or this function is called again. */
+/* Why heddle_pushdown_open() failed last in this process, or why the function of a call that was HEDDLE_PUSHDOWN_SIGNAL since could not have the
+ * memory that it accessed; or, once a call was HEDDLE_PUSHDOWN_LOST, why the executor has ended. A sentence in English, or "" if nothing of
+ * that has happened, or a function was ended by a signal for another reason. The text stays valid until a call fails again, or this function is
+ * called again. */
 const char *heddle_pushdown_reason(void);
 
 /* The number of the executor's process: a child of this process, or a process that the role "executors" has started. 0 if there is none.

@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use bare::PAGE_BYTES;
+use bare::system_call::Errno;
 use pushdown::{CONSTANT_PAGES_MAX, MappingKind, ToExecutor};
 
 use crate::caller::{Broken, Caller, pages_of};
 use crate::mappings::Found;
+use crate::out_of_reach::OutOfReach;
 use crate::variables;
 
 /// How often a mapping is looked for that changes meanwhile.
@@ -25,9 +27,16 @@ impl Caller {
             self.settle();
             let events = self.events_handled;
             let Some(Found { start, end, protection, mut kind, is_file }) = self.mappings.find(wanted) else { break };
+            let mut out_of_reach = (kind == MappingKind::Refused && protection != 0).then_some(OutOfReach::Shared);
             if kind == MappingKind::Ordinary {
                 let is_anonymous = !is_file || variables::make_anonymous_if_alone(start, end, protection);
-                let is_registered = is_anonymous && self.pages.register(start, end).is_ok();
+                let registered = if is_anonymous { self.pages.register(start, end) } else { Ok(()) };
+                let is_registered = is_anonymous && registered.is_ok();
+                out_of_reach = match registered {
+                    _ if !is_anonymous => Some(OutOfReach::OfFile),
+                    Err(Errno(libc::EBUSY)) => Some(OutOfReach::ServedElsewhere),
+                    _ => None,
+                };
                 if is_registered {
                     let owned = self.own_unregistered(start, end);
                     self.check(owned);
@@ -42,6 +51,9 @@ impl Caller {
                     true => self.pages.registered(start, end),
                     false => kind = MappingKind::Refused,
                 }
+            }
+            if let Some(why) = out_of_reach {
+                self.refused.note(start..end, why);
             }
             if kind == MappingKind::Constant {
                 self.constant.insert(pages_of(start, end), ());

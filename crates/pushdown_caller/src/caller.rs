@@ -20,6 +20,7 @@ use crate::fork_state::Forks;
 use crate::mappings::Mappings;
 use crate::message::print;
 use crate::message_counts::{MessageCounts, PullCounts};
+use crate::out_of_reach::RefusedMemory;
 use crate::outcome::{CallStamps, Outcome, Task};
 use crate::pages::Pages;
 use crate::payload::{TakenPage, payload};
@@ -111,6 +112,8 @@ pub(crate) struct Caller {
     /// What threads that fork need.
     pub(crate) forks: Forks,
     pub(crate) far: FarMemory,
+    /// What functions have asked for and cannot have.
+    pub(crate) refused: RefusedMemory,
     /// What an executor on another host gets as the vdso.
     pub(crate) vdso: Option<ForeignVdso>,
 }
@@ -144,6 +147,7 @@ impl Caller {
             is_draining: false,
             forks: Forks::default(),
             far: FarMemory::default(),
+            refused: RefusedMemory::default(),
             vdso,
         }
     }
@@ -295,7 +299,8 @@ impl Caller {
         while let Some(output) = outputs.pop_front() {
             match output {
                 Output::Map { page, writable } => {
-                    let owned = self.owned_from(page);
+                    // Each far page counts, so none comes unasked.
+                    let owned = if self.far.has(page) { 1 } else { self.owned_from(page) };
                     self.pages.map(page, writable, owned)?;
                     self.far.mapped(page);
                 }

@@ -81,6 +81,9 @@ impl Caller {
     fn discard(&mut self, start: u64, end: u64) -> Result<(), Broken> {
         let pages = pages_of(start, end);
         self.pages.dropped(pages.clone());
+        for page in self.far.resident_in(&pages) {
+            self.far.unmapped(page);
+        }
         // Nobody else knows of pages that the program owns.
         let away: Vec<Range<u64>> = self.known_elsewhere(pages);
         for run in away {

@@ -40,7 +40,7 @@ const OPTIONS_BYTES_WITH_LIMITS: usize = 32;
 /// For how long the reason of an executor's end is waited for, in milliseconds.
 const REASON_WITHIN_MS: u32 = 1500;
 
-/// Why opening failed.
+/// Why opening failed, or a function could not have memory.
 static REASON: Mutex<Option<CString>> = Mutex::new(None);
 
 /// `heddle_pushdown_open`.
@@ -99,9 +99,14 @@ pub unsafe extern "C" fn heddle_pushdown_open(options: *const OpenOptions) -> i3
 }
 
 fn refuse(reason: &str) -> i32 {
-    let reason = CString::new(reason.replace('\0', " ")).ok();
-    *REASON.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+    set_reason(Some(reason));
     REFUSED
+}
+
+/// What [`heddle_pushdown_reason`] says from now on.
+pub(crate) fn set_reason(reason: Option<&str>) {
+    let reason = reason.and_then(|reason| CString::new(reason.replace('\0', " ")).ok());
+    *REASON.lock().unwrap_or_else(PoisonError::into_inner) = reason;
 }
 
 /// `heddle_pushdown_reason`. The string stays until the next failure.

@@ -28,6 +28,11 @@ impl FarMemory {
         self.ranges.push(FarRange { pages, budget_pages, by_turn: BTreeMap::new(), turns: BTreeMap::new() });
     }
 
+    /// Whether a page is one of a far range.
+    pub(crate) fn has(&self, page: PageNumber) -> bool {
+        self.ranges.iter().any(|range| range.pages.contains(&page.0))
+    }
+
     /// The program has got a page. One that it had already keeps its turn.
     pub(crate) fn mapped(&mut self, page: PageNumber) {
         if let Some(range) = self.ranges.iter_mut().find(|range| range.pages.contains(&page.0))

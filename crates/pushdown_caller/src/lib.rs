@@ -8,6 +8,7 @@
 //!   (`system_calls`).
 //! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`, and `answers` tells of them; `events`
 //!   is what the kernel and the program do with memory.
+//! - `out_of_reach` says why functions cannot have some memory.
 //! - `far` is memory whose home is the executor; `far_memory` knows what the program has of it.
 //! - `terms` are those of calls; `cancel` takes calls back, by `tickets`; `liveness` notices an executor that does not answer, with what
 //!   `watch` knows, and `executor_process` ends it; `statistics` are `counts` and more; `times` are those of a thread's last call.
@@ -57,6 +58,7 @@ mod mappings;
 mod message;
 mod message_counts;
 mod open;
+mod out_of_reach;
 mod outcome;
 mod outgoing;
 mod pages;

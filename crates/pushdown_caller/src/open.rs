@@ -18,6 +18,7 @@ use bare::userfault::{
     self, FEATURE_EVENT_REMAP, FEATURE_EVENT_REMOVE, FEATURE_EVENT_UNMAP, FEATURE_MOVE, FEATURE_WRITE_PROTECT,
     UserFaults,
 };
+use farmem_control::SOCKET_VARIABLE;
 use pushdown::{Link, Shape, Side, cycles};
 
 use crate::caller::Caller;
@@ -59,6 +60,11 @@ struct MapsLine {
 pub(crate) fn open(settings: &Settings) -> Result<(), String> {
     if is_open() {
         return Err("the process has an executor already".to_owned());
+    }
+    if std::env::var_os(SOCKET_VARIABLE).is_some() {
+        return Err("the program has a far heap of `heddle farmem run`, whose pages are in a memory node, where functions cannot \
+                    have them; with `heddle farmem run --executor` they can"
+            .to_owned());
     }
     let threads = fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
     if threads != 1 {

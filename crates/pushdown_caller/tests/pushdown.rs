@@ -47,7 +47,7 @@ macro_rules! cases {
 cases! { c:
     empty statics thread_local stack function_pointer list allocate many_pages syncmem
     unmapped mmap file_mapping mremap mprotect shared_mapping
-    kinds scattered fork_large fork_beside fork_beside_allocation far_memory far_beside far_refused far_evicted freed neighbours constant_written without_access
+    kinds scattered fork_large fork_beside fork_beside_allocation far_memory far_beside far_refused far_evicted far_dropped freed neighbours constant_written without_access served_elsewhere
     files stdio getpid time qsort wide_characters rounding dlsym dlopen fork signals
     mutex condition atomics false_sharing threads threads_in_turn contexts
     litmus histories

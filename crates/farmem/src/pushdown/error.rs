@@ -22,7 +22,8 @@ pub enum PushdownError {
     Panicked(Box<PanicReport>),
     /// A signal ended the closure. What it had written is there; locks that it held are held, memory that it had is leaked.
     #[error(
-        "a pushed closure was ended by signal {signal} (code {code}) at {instruction:#x}, for address {address:#x}"
+        "a pushed closure was ended by signal {signal} (code {code}) at {instruction:#x}, for address {address:#x}{}",
+        reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default()
     )]
     Signal {
         /// The signal, `SIGSEGV` for example.
@@ -33,6 +34,8 @@ pub enum PushdownError {
         address: usize,
         /// The address of the instruction.
         instruction: usize,
+        /// Why closures cannot have the memory at that address, if that was the cause.
+        reason: Option<String>,
     },
     /// The executor was lost.
     #[error(

@@ -157,7 +157,7 @@ impl Executor {
         // SAFETY: as the caller answers for.
         let kind =
             unsafe { (self.library.pushdown_with)(Some(function), argument, &raw const terms, &raw mut failure) };
-        check(kind, &failure, self.library.torn)
+        check(kind, &failure, &self.library)
     }
 
     /// # Safety
@@ -182,7 +182,7 @@ impl Executor {
         let kind = unsafe {
             (self.library.pushdown_with)(Some(trampoline::<F, T>), argument, &raw const terms, &raw mut failure)
         };
-        match check(kind, &failure, self.library.torn) {
+        match check(kind, &failure, &self.library) {
             Ok(()) => {}
             Err(error @ (PushdownError::Busy | PushdownError::Refused | PushdownError::Cancelled)) => {
                 return Err(error);
@@ -207,7 +207,7 @@ impl Executor {
         // SAFETY: the ticket is a number that the library reads.
         match unsafe { (self.library.try_cancel)(ticket.address()) } {
             DECLINED => Ok(false),
-            kind => check(kind, &Failure::default(), self.library.torn).map(|()| true),
+            kind => check(kind, &Failure::default(), &self.library).map(|()| true),
         }
     }
 
@@ -252,7 +252,7 @@ impl Executor {
         for range in maps.lines().filter_map(private_memory) {
             // SAFETY: the library only sends pages of the range, and leaves out those that are gone meanwhile.
             let kind = unsafe { (self.library.syncmem)(range.start as *const c_void, range.len()) };
-            check(kind, &Failure::default(), self.library.torn)?;
+            check(kind, &Failure::default(), &self.library)?;
         }
         Ok(())
     }
@@ -266,7 +266,7 @@ impl Executor {
     pub fn syncmem<T>(&self, slice: &[T]) -> Result<(), PushdownError> {
         // SAFETY: the range is one of this process, and its bytes stay what they are.
         let kind = unsafe { (self.library.syncmem)(slice.as_ptr().cast(), size_of_val(slice)) };
-        check(kind, &Failure::default(), self.library.torn)
+        check(kind, &Failure::default(), &self.library)
     }
 
     /// With [`Coherence::Off`], fetches what a closure has written to the bytes of a slice; otherwise as [`Executor::syncmem`].
@@ -279,7 +279,7 @@ impl Executor {
     pub unsafe fn pullmem<T>(&self, slice: *mut [T]) -> Result<(), PushdownError> {
         // SAFETY: as the caller answers for.
         let kind = unsafe { (self.library.pullmem)(slice.cast(), slice.len() * size_of::<T>()) };
-        check(kind, &Failure::default(), self.library.torn)
+        check(kind, &Failure::default(), &self.library)
     }
 }
 

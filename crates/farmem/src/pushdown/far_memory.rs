@@ -58,7 +58,7 @@ impl FarMemory {
     pub fn evict(&self) -> Result<(), PushdownError> {
         // SAFETY: the memory is mapped, and its contents stay what they are.
         let kind = unsafe { (self.library.far_evict)(self.start.as_ptr().cast(), size_of_val(self.words())) };
-        check(kind, &Failure::default(), self.library.torn)
+        check(kind, &Failure::default(), &self.library)
     }
 }
 

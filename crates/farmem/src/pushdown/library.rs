@@ -31,7 +31,7 @@ struct LibraryOptions {
 const _: () = assert!(size_of::<LibraryOptions>() == 56);
 
 /// The result of a call that ended with this kind.
-pub(super) fn check(kind: c_int, failure: &Failure, torn: Torn) -> Result<(), PushdownError> {
+pub(super) fn check(kind: c_int, failure: &Failure, library: &Library) -> Result<(), PushdownError> {
     match kind {
         0 => Ok(()),
         1 => Err(PushdownError::Signal {
@@ -39,11 +39,12 @@ pub(super) fn check(kind: c_int, failure: &Failure, torn: Torn) -> Result<(), Pu
             code: failure.code,
             address: failure.address.addr(),
             instruction: failure.instruction.addr(),
+            reason: Some(library.reason()).filter(|reason| !reason.is_empty()),
         }),
         3 => Err(PushdownError::Busy),
         4 => Err(PushdownError::Refused),
         5 => Err(PushdownError::Cancelled),
-        6 => Err(PushdownError::Killed { instruction: failure.instruction.addr(), torn: torn_ranges(torn) }),
+        6 => Err(PushdownError::Killed { instruction: failure.instruction.addr(), torn: torn_ranges(library.torn) }),
         // 2, or a kind of a later library: it is unknown what the function did.
         _ => Err(PushdownError::Lost),
     }
@@ -75,16 +76,14 @@ pub(super) struct Library {
 
 impl Library {
     pub(super) fn load(path: Option<&Path>) -> Result<Library, PushdownError> {
-        let path = match path {
-            Some(path) => path.to_path_buf(),
-            None => default_path()?,
+        let (path, handle) = match (path, already_loaded()) {
+            (None, Some(handle)) => (PathBuf::from(NAME), handle),
+            (path, _) => {
+                let path = path.map_or_else(default_path, |path| Ok(path.to_path_buf()))?;
+                let handle = load(&path)?;
+                (path, handle)
+            }
         };
-        let name = to_c_string(&path)?;
-        // SAFETY: the name ends with a zero byte. The library's initialisers are ours.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
-        if handle.is_null() {
-            return Err(loader_error(&path));
-        }
         let find = |symbol: &CStr| {
             // SAFETY: the handle is that of a loaded library, and the name ends with a zero byte.
             let found = unsafe { libc::dlsym(handle, symbol.as_ptr()) };
@@ -138,10 +137,29 @@ impl Library {
         if kind == 0 {
             return Ok(());
         }
-        // SAFETY: the function returns a string that is valid until the next call of `open`.
-        let reason = unsafe { CStr::from_ptr((self.reason)()) };
-        Err(PushdownError::Unavailable { reason: reason.to_string_lossy().into_owned() })
+        Err(PushdownError::Unavailable { reason: self.reason() })
     }
+
+    /// Why the last failure was, as far as the library says so.
+    fn reason(&self) -> String {
+        // SAFETY: the function returns a string of C that is valid until the next failure.
+        let reason = unsafe { CStr::from_ptr((self.reason)()) };
+        reason.to_string_lossy().into_owned()
+    }
+}
+
+/// The library that the program was started with: `heddle farmem run --executor` preloads it.
+fn already_loaded() -> Option<*mut c_void> {
+    // SAFETY: the name is a string of C.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"heddle_pushdown_open".as_ptr()) };
+    (!found.is_null()).then_some(libc::RTLD_DEFAULT)
+}
+
+fn load(path: &Path) -> Result<*mut c_void, PushdownError> {
+    let name = to_c_string(path)?;
+    // SAFETY: the name ends with a zero byte. The library's initialisers are ours.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+    if handle.is_null() { Err(loader_error(path)) } else { Ok(handle) }
 }
 
 fn default_path() -> Result<PathBuf, PushdownError> {

@@ -159,7 +159,7 @@ fn failures_say_what_the_caller_should_do() {
     };
     let (signal, lost, busy, refused, cancelled, killed) = (fail(1), fail(2), fail(3), fail(4), fail(5), fail(6));
     assert!(!is_run);
-    let PushdownError::Signal { signal: 11, code: 2, address: 64, instruction: 128 } = signal else {
+    let PushdownError::Signal { signal: 11, code: 2, address: 64, instruction: 128, reason: None } = signal else {
         panic!("{signal:?}")
     };
     let PushdownError::Killed { instruction: 128, torn } = &killed else { panic!("{killed:?}") };

@@ -35,11 +35,13 @@ void far_memory(void);
 void far_beside(void);
 void far_refused(void);
 void far_evicted(void);
+void far_dropped(void);
 void far_stored(void);
 void freed(void);
 void neighbours(void);
 void constant_written(void);
 void without_access(void);
+void served_elsewhere(void);
 
 // system.c
 void files(void);

@@ -167,6 +167,35 @@ void far_evicted(void) {
     CHECK(munmap(far.words, FAR) == 0);
 }
 
+static void sets_odd_pages(void *argument) {
+    uint64_t *words = argument;
+    for (size_t page = 1; page < FAR / PAGE; page += 2) words[page * PAGE / sizeof *words] = page;
+}
+
+// Pages that the program drops are zero on both sides, and those that it touches then count as any others.
+void far_dropped(void) {
+    struct far far = {.words = heddle_far_map(FAR, BUDGET)};
+    CHECK(far.words != NULL);
+    for (int round = 0; round < 3; round++) {
+        for (size_t at = 0; at < WORDS; at++) far.words[at] = at + 1;
+        CHECK(madvise(far.words, FAR, MADV_DONTNEED) == 0);
+        CALL(adds_up, &far);
+        CHECK(far.sum == 0);
+        for (size_t at = 0; at < WORDS; at += 16) CHECK(far.words[at] == 0);
+        for (size_t at = 0; at < WORDS; at++) far.words[at] = at + 1;
+        CHECK(madvise(far.words, FAR, MADV_DONTNEED) == 0);
+        // The first to touch them is the program, in any order.
+        for (size_t page = 0; page < FAR / PAGE; page += 3) far.words[page * PAGE / 8] = 0;
+        for (size_t at = 0; at < WORDS; at++) far.words[at] += at;
+        CHECK(resident(far.words, FAR) <= BUDGET / PAGE + 64);
+        CALL(adds_up, &far);
+        CHECK(far.sum == WORDS * (WORDS - 1) / 2);
+        CHECK(madvise(far.words, FAR, MADV_DONTNEED) == 0);
+        CALL(sets_odd_pages, far.words);
+        for (size_t page = 0; page < FAR / PAGE; page++) CHECK(far.words[page * PAGE / 8] == (page % 2 ? page : 0));
+    }
+}
+
 // How many bytes of its own a process has in memory: the messages on their way are in shared memory, and may be many.
 static size_t memory_of(pid_t process) {
     char name[40];

@@ -1,10 +1,14 @@
 // Memory that is not simply read and written: locked, executable, freed but kept, scattered, of a file, and much of it.
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -255,4 +259,25 @@ void fork_beside_allocation(void) {
     atomic_store(&stops_allocating, 1);
     CHECK(pthread_join(thread, NULL) == 0);
     free(large.bytes);
+}
+
+// Another library of the process serves the faults of some memory, as far memory of its own does. Functions cannot have it, and say why.
+void served_elsewhere(void) {
+    unsigned char *memory = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    int faults = (int)syscall(SYS_userfaultfd, UFFD_USER_MODE_ONLY);
+    CHECK(faults >= 0);
+    struct uffdio_api api = {.api = UFFD_API};
+    CHECK(ioctl(faults, UFFDIO_API, &api) == 0);
+    struct uffdio_register range = {.range = {(size_t)memory, 2 * PAGE}, .mode = UFFDIO_REGISTER_MODE_MISSING};
+    CHECK(ioctl(faults, UFFDIO_REGISTER, &range) == 0);
+    struct heddle_pushdown_failure failure = CALL_SIGNALLED(increments, memory + PAGE, SIGSEGV);
+    CHECK(failure.address == memory + PAGE);
+    CHECK(strstr(heddle_pushdown_reason(), "another userfaultfd") != NULL);
+    // The reason is that of the last failure.
+    CALL_SIGNALLED(increments, NULL, SIGSEGV);
+    CHECK(heddle_pushdown_reason()[0] == 0);
+    CHECK(ioctl(faults, UFFDIO_UNREGISTER, &range.range) == 0 && close(faults) == 0);
+    CALL(increments, memory + PAGE);
+    CHECK(*(int *)(memory + PAGE) == 1 && munmap(memory, 2 * PAGE) == 0);
 }
