@@ -79,8 +79,8 @@ pub use guard::guard;
 pub use page::{GROUP_PAGES, PAGE_BYTES, PageGroup, PageNumber, PageRange, REGION_PAGES_MAX};
 pub use pool_store::{PoolStore, StoreUsage};
 pub use program::{
-    AccessProfile, AccessRun, CodeAddress, CodeObject, CodeSite, ProfileConfig, ProgramServer, ProgramServerConfig,
-    ProgramStats, ReturnAddress, SiteAccesses,
+    AccessProfile, AccessRun, CodeAddress, CodeObject, CodeSite, ExecutorHeap, FAR_HEAP_VARIABLES, ProfileConfig,
+    ProgramServer, ProgramServerConfig, ProgramStats, ReturnAddress, SiteAccesses,
 };
 pub use region::{Region, RegionConfig};
 pub use storage_tier::{FileStorage, StorageTier};

@@ -29,6 +29,9 @@
 //! 6. **End.** When the program ends, the socket does. When the server ends, the agent ends the program with a message, since
 //!    nobody would serve its faults.
 //!
+//! A far heap whose home is an executor of pushed functions ([`EXECUTOR_HEAP_VARIABLE`]) has no server, and none of this: the library opens
+//! that of pushed functions, and has the heap there.
+//!
 //! The server checks all that it reads here: a program may write anything to the memory that both share.
 
 #![deny(missing_docs)]
@@ -36,7 +39,10 @@
 mod messages;
 mod shared_memory;
 
-pub use messages::{COMMAND, Hello, Memory, Message, SECRET_VARIABLE, SOCKET_VARIABLE, VERSION, Verdict, Welcome};
+pub use messages::{
+    COMMAND, EXECUTOR_HEAP_VARIABLE, EXECUTOR_STORAGE_VARIABLE, Hello, Memory, Message, SECRET_VARIABLE,
+    SOCKET_VARIABLE, VERSION, Verdict, Welcome,
+};
 pub use shared_memory::{
     BOUNCE_OFFSET, BUFFER_PAGES, COMMAND_OFFSET, CommandPage, CommandRange, PAGE_BYTES, RANGES_MAX, RequestPage,
     SHARED_BYTES, command, reply, request,

@@ -6,6 +6,11 @@
 pub const SOCKET_VARIABLE: &str = "HEDDLE_FARMEM_SOCKET";
 /// The secret that lets a program in: 32 hexadecimal digits. It keeps other users of the machine out, not the program.
 pub const SECRET_VARIABLE: &str = "HEDDLE_FARMEM_SECRET";
+/// Four numbers with commas between: the bytes of the far heap and of its budget, how many functions may run at the same time, and how many bytes
+/// of pages the executor keeps in memory if it has storage. The heap's home is then an executor of pushed functions, and there is no server.
+pub const EXECUTOR_HEAP_VARIABLE: &str = "HEDDLE_FARMEM_EXECUTOR_HEAP";
+/// The folder of such an executor's storage, if it has any.
+pub const EXECUTOR_STORAGE_VARIABLE: &str = "HEDDLE_FARMEM_EXECUTOR_STORAGE";
 /// Of this protocol.
 pub const VERSION: u32 = 1;
 /// The byte that the server sends for a command. The answer is one byte too, of any value.

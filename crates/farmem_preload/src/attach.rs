@@ -97,7 +97,7 @@ fn map_shared(file: &Descriptor, at: Option<usize>) -> Outcome {
 }
 
 /// The pages of a region, all of them free.
-fn extents(reservation: Reservation) -> Result<Extents<'static>, Errno> {
+pub(crate) fn extents(reservation: Reservation) -> Result<Extents<'static>, Errno> {
     let pages = reservation.region_bytes / PAGE_BYTES;
     let words = pages.div_ceil(u64::BITS as usize);
     let start = map_anonymous(words * size_of::<u64>())?;

@@ -1,4 +1,4 @@
-//! Where the server is, as the environment says.
+//! Who has the pages of the far heap, as the environment says.
 //!
 //! The first call of `malloc` may come from the dynamic linker, before the C library knows the environment. So it is read from
 //! the kernel, in pieces of a fixed size.
@@ -6,12 +6,12 @@
 #![allow(unsafe_code)]
 
 use bare::system_call::system_call;
-use farmem_control::{SECRET_VARIABLE, SOCKET_VARIABLE};
+use farmem_control::{EXECUTOR_HEAP_VARIABLE, SECRET_VARIABLE, SOCKET_VARIABLE};
 
 /// Bytes of the longest name of an abstract socket.
 pub(crate) const NAME_BYTES_MAX: usize = 107;
 
-/// Bytes of an entry that are kept: enough for both variables.
+/// Bytes of an entry that are kept: enough for each of the variables.
 const ENTRY_BYTES_MAX: usize = 160;
 
 /// Bytes that are read at a time.
@@ -36,14 +36,26 @@ impl ServerAddress {
     }
 }
 
+/// A heap whose home is an executor of pushed functions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ExecutorHeap {
+    pub(crate) bytes: usize,
+    pub(crate) budget_bytes: usize,
+    /// Functions that may run at the same time.
+    pub(crate) contexts: usize,
+    /// Bytes of pages that an executor with storage keeps in memory; 0: as many as it likes.
+    pub(crate) memory_bytes: usize,
+}
+
 /// What the environment says.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Environment {
-    /// Neither variable is there: the program gets no far heap.
+    /// None of the variables is there: the program gets no far heap.
     Silent,
-    /// One of the two is missing, or is not what it should be.
+    /// One of a server's two is missing, or one is not what it should be, or there are both kinds.
     Malformed,
     Server(ServerAddress),
+    Executor(ExecutorHeap),
 }
 
 /// Reads the environment that the process was started with. One that cannot be read says nothing.
@@ -74,6 +86,7 @@ struct EntryScanner {
     address: ServerAddress,
     has_name: bool,
     has_secret: bool,
+    executor: Option<ExecutorHeap>,
     is_malformed: bool,
 }
 
@@ -85,6 +98,7 @@ impl EntryScanner {
             address: ServerAddress::empty(),
             has_name: false,
             has_secret: false,
+            executor: None,
             is_malformed: false,
         }
     }
@@ -115,15 +129,20 @@ impl EntryScanner {
                 Some(secret) => self.address.secret = secret,
                 None => self.is_malformed = true,
             }
+        } else if let Some(numbers) = value_of(kept, EXECUTOR_HEAP_VARIABLE).filter(|_| self.executor.is_none()) {
+            self.executor = executor_heap(numbers).filter(|_| self.entry_bytes <= ENTRY_BYTES_MAX);
+            self.is_malformed |= self.executor.is_none();
         }
     }
 
     fn finish(mut self) -> Environment {
         // The last entry may have no zero.
         self.end_entry();
-        match (self.has_name, self.has_secret) {
-            (false, false) => Environment::Silent,
-            (true, true) if !self.is_malformed => Environment::Server(self.address),
+        match (self.has_name, self.has_secret, self.executor) {
+            _ if self.is_malformed => Environment::Malformed,
+            (false, false, None) => Environment::Silent,
+            (false, false, Some(heap)) => Environment::Executor(heap),
+            (true, true, None) => Environment::Server(self.address),
             _ => Environment::Malformed,
         }
     }
@@ -131,6 +150,13 @@ impl EntryScanner {
 
 fn value_of<'a>(entry: &'a [u8], variable: &str) -> Option<&'a [u8]> {
     entry.strip_prefix(variable.as_bytes())?.strip_prefix(b"=")
+}
+
+fn executor_heap(numbers: &[u8]) -> Option<ExecutorHeap> {
+    let mut numbers = std::str::from_utf8(numbers).ok()?.split(',').map(|number| number.parse::<usize>().ok());
+    let mut next = || numbers.next().flatten();
+    let heap = ExecutorHeap { bytes: next()?, budget_bytes: next()?, contexts: next()?, memory_bytes: next()? };
+    (numbers.next().is_none() && heap.bytes > 0 && heap.contexts > 0).then_some(heap)
 }
 
 fn secret(digits: &[u8]) -> Option<[u8; 16]> {
@@ -148,7 +174,7 @@ fn secret(digits: &[u8]) -> Option<[u8; 16]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{EntryScanner, Environment};
+    use super::{EntryScanner, Environment, ExecutorHeap};
 
     const SECRET: &str = "HEDDLE_FARMEM_SECRET=000102030405060708090a0b0c0d0eFF";
 
@@ -174,6 +200,28 @@ mod tests {
         };
         assert_eq!(address.name(), b"first");
         assert_eq!(address.secret, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255]);
+    }
+
+    #[test]
+    fn an_executors_heap_has_four_numbers_and_no_server() {
+        let heap = "HEDDLE_FARMEM_EXECUTOR_HEAP=4294967296,8388608,2,0";
+        let expected = ExecutorHeap { bytes: 4 << 30, budget_bytes: 8 << 20, contexts: 2, memory_bytes: 0 };
+        assert_eq!(scan(&["PATH=/bin", heap]), Environment::Executor(expected));
+        assert_eq!(scan(&[heap, "HEDDLE_FARMEM_EXECUTOR_HEAP=1,1,1,1"]), Environment::Executor(expected));
+        for entries in [
+            &["HEDDLE_FARMEM_EXECUTOR_HEAP="][..],
+            &["HEDDLE_FARMEM_EXECUTOR_HEAP=1,1,1"],
+            &["HEDDLE_FARMEM_EXECUTOR_HEAP=1,1,1,1,1"],
+            &["HEDDLE_FARMEM_EXECUTOR_HEAP=0,1,1,0"],
+            &["HEDDLE_FARMEM_EXECUTOR_HEAP=1,1,0,0"],
+            &["HEDDLE_FARMEM_EXECUTOR_HEAP=1,1,x,0"],
+            &["HEDDLE_FARMEM_EXECUTOR_HEAP=1,1,1,-1"],
+            &["HEDDLE_FARMEM_EXECUTOR_HEAP=99999999999999999999,1,1,1"],
+            &[heap, "HEDDLE_FARMEM_SOCKET=name", SECRET],
+            &[heap, SECRET],
+        ] {
+            assert_eq!(scan(entries), Environment::Malformed, "{entries:?}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The far heap: a range of addresses whose pages the server fills and evicts.
+//! The far heap: a range of addresses whose pages the server, or the executor whose memory it is, fills and evicts.
 //!
 //! ```text
 //!   | region: what the program maps | doorbell | eviction buffer |
@@ -19,7 +19,7 @@ use farmem_control::{BUFFER_PAGES, PAGE_BYTES, RequestPage, reply, request};
 
 use crate::environment::ServerAddress;
 use crate::extents::{ALIGNMENT_MAX, Extents};
-use crate::requests;
+use crate::{local, requests};
 
 /// The name that mimalloc gives to its memory (`PR_SET_VMA_ANON_NAME`). Two names would divide the region into many mappings, and
 /// a call of userfaultfd works within one.
@@ -53,6 +53,20 @@ impl Reservation {
             }
             unmap(reservation.end(), alignment - before)?;
         }
+        reservation.set_up();
+        Ok(reservation)
+    }
+
+    /// As [`Reservation::new`], of memory whose home is an executor, and which `map` maps. What is too much of it stays mapped, without any use.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub(crate) fn at_executor(region_bytes: usize, map: impl FnOnce(usize) -> Outcome) -> Result<Reservation, Errno> {
+        let alignment = ALIGNMENT_MAX * PAGE_BYTES;
+        let region_bytes = region_bytes.checked_next_multiple_of(PAGE_BYTES).ok_or(Errno(libc::ENOMEM))?;
+        let bytes = Reservation { region: 0, region_bytes }.bytes();
+        let start = map(bytes.checked_add(alignment).ok_or(Errno(libc::ENOMEM))?)?;
+        let reservation = Reservation { region: start.next_multiple_of(alignment), region_bytes };
         reservation.set_up();
         Ok(reservation)
     }
@@ -134,6 +148,8 @@ pub(crate) struct FarHeap {
     /// The address of the memory that is shared with the server.
     shared: AtomicUsize,
     can_fork: AtomicBool,
+    /// Its home is an executor, and there is no server.
+    is_at_executor: AtomicBool,
     state: Lock<HeapState>,
 }
 
@@ -143,6 +159,7 @@ pub(crate) static FAR_HEAP: FarHeap = FarHeap {
     region_bytes: AtomicUsize::new(0),
     shared: AtomicUsize::new(0),
     can_fork: AtomicBool::new(false),
+    is_at_executor: AtomicBool::new(false),
     state: Lock::new(HeapState { extents: Extents::empty(), server: ServerAddress::empty() }),
 };
 
@@ -154,6 +171,17 @@ impl FarHeap {
         self.can_fork.store(can_fork, Ordering::Relaxed);
         self.region_bytes.store(reservation.region_bytes, Ordering::Relaxed);
         self.region.store(reservation.region, Ordering::Release);
+    }
+
+    /// As [`FarHeap::attach`], for a heap whose home is an executor.
+    pub(crate) fn attach_at_executor(&self, reservation: Reservation, extents: Extents<'static>) {
+        self.is_at_executor.store(true, Ordering::Relaxed);
+        self.attach(reservation, 0, false, HeapState { extents, server: ServerAddress::empty() });
+    }
+
+    /// Its home is an executor, and there is no server.
+    pub(crate) fn is_at_executor(&self) -> bool {
+        self.is_at_executor.load(Ordering::Relaxed)
     }
 
     /// Forgets the heap: in the child of a fork that the server has refused.
@@ -226,9 +254,8 @@ impl FarHeap {
     pub(crate) unsafe fn unmap(&self, reservation: Reservation, range: FarRange) -> Result<(), Errno> {
         // SAFETY: the caller promises it.
         let mut state = unsafe { self.discard(reservation, range) }?;
-        let protection = (libc::PROT_READ | libc::PROT_WRITE) as usize;
         // SAFETY: as above; the range is readable and writable unless the program has changed that.
-        unsafe { system_call(libc::SYS_mprotect, [range.address, range.bytes, protection]) }?;
+        unsafe { local::protect(range.address, range.bytes, libc::PROT_READ | libc::PROT_WRITE) }?;
         state.extents.release(reservation.page_of(range.address), range.bytes / PAGE_BYTES);
         Ok(())
     }
@@ -246,6 +273,12 @@ impl FarHeap {
         reservation: Reservation,
         range: FarRange,
     ) -> Result<Guard<'_, HeapState>, Errno> {
+        if self.is_at_executor() {
+            let state = self.lock();
+            // SAFETY: as below.
+            unsafe { local::advise(range.address, range.bytes, libc::MADV_DONTNEED) }?;
+            return Ok(state);
+        }
         let (first, pages) = (reservation.page_of(range.address) as u32, (range.bytes / PAGE_BYTES) as u32);
         let state = loop {
             let state = self.lock();

@@ -9,6 +9,8 @@
 //! library's own `fork` and `_Fork` do where the server cannot serve children. If such a fork comes about all the same, the child has
 //! no far heap: it may execute another program, and ends at its first access. It must not find zeros there.
 //!
+//! A heap whose home is an executor can have no child at all: the executor serves one process.
+//!
 //! `vfork` and `posix_spawn` need nothing: until it executes another program, the child uses its parent's memory.
 
 #![allow(unsafe_code)]
@@ -60,6 +62,9 @@ pub(crate) fn register() {
 
 unsafe extern "C" fn before() {
     let Some(reservation) = FAR_HEAP.reservation() else { return };
+    if FAR_HEAP.is_at_executor() {
+        return print(&["the far heap's home is an executor: the child will have no heap"]);
+    }
     let state = FAR_HEAP.lock();
     let number = if FAR_HEAP.can_fork() { begin(reservation) } else { REFUSED };
     if number == REFUSED {
@@ -83,7 +88,7 @@ fn begin(reservation: Reservation) -> u64 {
 }
 
 unsafe extern "C" fn after_in_parent() {
-    let Some(reservation) = FAR_HEAP.reservation() else { return };
+    let Some(reservation) = FAR_HEAP.reservation().filter(|_| !FAR_HEAP.is_at_executor()) else { return };
     // SAFETY: this thread has taken the lock in `before`, and put its guard aside.
     let _state = unsafe { FAR_HEAP.resume_lock(SIGNALS.load(Ordering::Relaxed)) };
     if FORK.load(Ordering::Relaxed) != REFUSED {
@@ -93,6 +98,10 @@ unsafe extern "C" fn after_in_parent() {
 
 unsafe extern "C" fn after_in_child() {
     let Some(reservation) = FAR_HEAP.reservation() else { return };
+    if FAR_HEAP.is_at_executor() {
+        // The kernel has kept it from the child.
+        return FAR_HEAP.detach();
+    }
     // SAFETY: this thread is the copy of the one that has taken the lock, and the only one.
     let state = unsafe { FAR_HEAP.resume_lock(SIGNALS.load(Ordering::Relaxed)) };
     match FORK.load(Ordering::Relaxed) {
@@ -109,7 +118,11 @@ unsafe extern "C" fn after_in_child() {
 fn is_allowed() -> bool {
     let is_allowed = FAR_HEAP.reservation().is_none() || FAR_HEAP.can_fork();
     if !is_allowed {
-        print(&["this program has a far heap and cannot fork: for that `heddle` needs the capability CAP_SYS_PTRACE"]);
+        print(&[if FAR_HEAP.is_at_executor() {
+            "this program's far heap has an executor as its home, so it cannot fork; posix_spawn and vfork work"
+        } else {
+            "this program has a far heap and cannot fork: for that `heddle` needs the capability CAP_SYS_PTRACE"
+        }]);
         set_errno(Errno(libc::EAGAIN));
     }
     is_allowed

@@ -14,7 +14,9 @@
 //! 4. threads of the program ask the server to forget pages (`requests`),
 //! 5. and so does a thread that forks (`forks`).
 //!
-//! Stacks, thread blocks, the program's own data and small or special mappings stay local. Without the two variables in its
+//! With a third variable the heap's home is an executor of pushed functions instead (`executor_heap`), and there is neither server nor agent.
+//!
+//! Stacks, thread blocks, the program's own data and small or special mappings stay local. Without the variables in its
 //! environment a program has no far heap, and the library passes everything through.
 //!
 //! # Rules
@@ -27,7 +29,7 @@
 //!
 //! # What a program cannot do
 //!
-//! Lock far memory (`mlock`), map at fixed addresses within it, or fork by calling the kernel itself. Calls that want a process with
+//! Lock far memory (`mlock`), map at fixed addresses within it, or fork by calling the kernel itself; with a heap at an executor, fork at all. Calls that want a process with
 //! one thread fail, because of the agent: `unshare` and `setns` of user namespaces.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
@@ -36,10 +38,13 @@ mod agent;
 mod allocation;
 mod attach;
 mod connection;
+mod early;
 mod environment;
+mod executor_heap;
 mod extents;
 mod far_heap;
 mod forks;
+mod local;
 mod mapping;
 mod message;
 mod mimalloc_options;

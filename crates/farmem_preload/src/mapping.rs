@@ -12,7 +12,7 @@ use bare::system_call::{Errno, Outcome, set_errno, system_call};
 use farmem_control::PAGE_BYTES;
 
 use crate::far_heap::{FAR_HEAP, FarRange, Reservation};
-use crate::startup;
+use crate::{local, startup};
 
 /// Mappings that are smaller stay local: the dynamic linker's and the C library's own ones among them.
 const FAR_BYTES_MIN: usize = 64 << 10;
@@ -73,11 +73,8 @@ unsafe extern "C" fn mmap(
 ) -> *mut c_void {
     startup::ensure();
     let hint = hint as usize;
-    let local = || {
-        let arguments = [hint, length, protection as usize, flags as usize, file as usize, offset as usize];
-        // SAFETY: the caller promises it.
-        unsafe { system_call(libc::SYS_mmap, arguments) }
-    };
+    // SAFETY: the caller promises it.
+    let local = || unsafe { local::map(hint, length, protection, flags, file, offset) };
     let Some(reservation) = FAR_HEAP.reservation() else { return address(local()) };
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 && reservation.touches(hint, length) {
         let is_exclusive = flags & libc::MAP_FIXED_NOREPLACE == libc::MAP_FIXED_NOREPLACE;
@@ -169,7 +166,7 @@ fn far_parts(address: usize, length: usize) -> Option<(Reservation, Parts)> {
 unsafe extern "C" fn munmap(start: *mut c_void, length: usize) -> c_int {
     let start = start as usize;
     // SAFETY: the caller uses the memory no more.
-    let local = |address, bytes| unsafe { system_call(libc::SYS_munmap, [address, bytes]) };
+    let local = |address, bytes| unsafe { local::unmap(address, bytes) };
     status(match far_parts(start, length) {
         // SAFETY: as above.
         Some((reservation, parts)) => parts.each(local, |range| unsafe { FAR_HEAP.unmap(reservation, range) }),
@@ -185,7 +182,7 @@ unsafe extern "C" fn munmap(start: *mut c_void, length: usize) -> c_int {
 unsafe extern "C" fn madvise(start: *mut c_void, length: usize, advice: c_int) -> c_int {
     let start = start as usize;
     // SAFETY: the caller answers for the memory.
-    let local = |address, bytes| unsafe { system_call(libc::SYS_madvise, [address, bytes, advice as usize]) };
+    let local = |address, bytes| unsafe { local::advise(address, bytes, advice) };
     status(match far_parts(start, length) {
         Some((reservation, parts)) => parts.each(local, |range| match advice {
             libc::MADV_DONTNEED | libc::MADV_DONTNEED_LOCKED | libc::MADV_FREE => {

@@ -1,5 +1,6 @@
 //! The caller's side: its resident pages are a cache of pool memory. The protocol is at the head of the crate.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
@@ -151,21 +152,8 @@ impl CallerSide {
         if self.calls.contains_key(&call) {
             return Err(CoherenceError::WrongCall(call));
         }
-        let mut listed = self.rights.clone();
         let shares_writes = mode.shares_writes();
-        if shares_writes && !mutant(Mutant::ListShared) {
-            // A call that joins others finds pages that both sides may write. Of those pool memory has the contents, so the list
-            // does not name them as the caller's own, in case the context has ended meanwhile.
-            let shared = self.clean_and_writable().into_iter().chain(self.twins.runs().map(|(pages, ())| pages));
-            shared.for_each(|pages| listed.insert(pages, Right::Read));
-        }
-        // A right that was asked for before the page was dropped is the executor's again when this message arrives.
-        let is_ahead = |wait: &Wait| wait.retry_at.is_none() && (!wait.is_overtaken || mutant(Mutant::ListOvertaken));
-        let outstanding = self.waits.iter().filter(|(_, wait)| is_ahead(wait));
-        for (page, wait) in outstanding.filter(|_| !mutant(Mutant::OmitOutstanding)) {
-            listed.set(*page, if shares_writes { Right::Read } else { wait.access.right() });
-        }
-        let resident = PageList::of_rights(&listed).ok_or(CoherenceError::TooFragmented(RUNS_MAX))?;
+        let resident = self.listed(shares_writes).ok_or(CoherenceError::TooFragmented(RUNS_MAX))?;
         if shares_writes {
             self.send_differences(out);
         }
@@ -173,6 +161,24 @@ impl CallerSide {
         self.calls.insert(call, mode);
         out.push(Output::Send(ToExecutor::Call { call, mode, resident }));
         Ok(())
+    }
+
+    /// The list of a call; `None` if it would have too many runs.
+    fn listed(&self, shares_writes: bool) -> Option<PageList> {
+        let mut listed = Cow::Borrowed(&self.rights);
+        if shares_writes && !mutant(Mutant::ListShared) {
+            // A call that joins others finds pages that both sides may write. Of those pool memory has the contents, so the list
+            // does not name them as the caller's own, in case the context has ended meanwhile.
+            let shared = self.clean_and_writable().into_iter().chain(self.twins.runs().map(|(pages, ())| pages));
+            shared.for_each(|pages| listed.to_mut().insert(pages, Right::Read));
+        }
+        // A right that was asked for before the page was dropped is the executor's again when this message arrives.
+        let is_ahead = |wait: &Wait| wait.retry_at.is_none() && (!wait.is_overtaken || mutant(Mutant::ListOvertaken));
+        let outstanding = self.waits.iter().filter(|(_, wait)| is_ahead(wait));
+        for (page, wait) in outstanding.filter(|_| !mutant(Mutant::OmitOutstanding)) {
+            listed.to_mut().set(*page, if shares_writes { Right::Read } else { wait.access.right() });
+        }
+        PageList::of_rights(&listed)
     }
 
     /// The pages that the caller may write, and has not since they went home: pool memory has their contents.

@@ -22,7 +22,8 @@
 //! 5. A child that was forked without notice, or that cannot be served, has no far memory: each access to an absent page is an
 //!    error ([`orphan`]).
 //! 6. If it is asked for, the code is sampled that makes remote accesses ([`profile`]).
-//! 7. When a program ends, its connection does; its threads end, and its store forgets its pages.
+//! 7. A program whose heap's home is an executor of pushed functions has none of this ([`ExecutorHeap`]).
+//! 8. When a program ends, its connection does; its threads end, and its store forgets its pages.
 //!
 //! Invariants:
 //! * No userfaultfd is closed while a process uses the memory: it would read zeros. A program whose faults cannot be served is
@@ -34,6 +35,7 @@
 
 mod attach;
 mod eviction;
+mod executor_heap;
 mod link;
 mod memory;
 mod orphan;
@@ -43,6 +45,7 @@ mod server;
 mod shared;
 mod socket;
 
+pub use executor_heap::{ExecutorHeap, FAR_HEAP_VARIABLES};
 pub use profile::{
     AccessProfile, AccessRun, CodeAddress, CodeObject, CodeSite, ProfileConfig, ReturnAddress, SiteAccesses,
 };

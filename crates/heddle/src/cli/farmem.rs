@@ -58,17 +58,33 @@ pub struct FarHeapArguments {
 /// program's exit code.
 ///
 /// It needs read and write access to /dev/userfaultfd, and the capability CAP_SYS_PTRACE if the program forks.
+///
+/// With --executor the pages lie in an executor of pushed functions instead of the memory node, and the functions that
+/// the program pushes down use the heap there, in place. The command becomes the program. It cannot fork then; each
+/// program that it executes has an executor of its own, and one that is linked statically has neither.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
     after_help = "\
 Examples:
   heddle farmem run --budget 256M -- redis-server --port 7000 --save ''
-  heddle farmem run --budget 1G --size 16G --storage /var/tmp/pages -- python3 analyse.py"
+  heddle farmem run --budget 1G --size 16G --storage /var/tmp/pages -- python3 analyse.py
+  heddle farmem run --budget 64M --executor -- ./query 9
+  heddle farmem run --budget 64M --executors /run/heddle/executors -- ./query 9"
 )]
 pub struct FarMemoryRunArguments {
     #[command(flatten)]
     pub heap: FarHeapArguments,
+    /// Have the pages in an executor: a child of the program, or that of the role at HEDDLE_EXECUTORS. With --storage,
+    /// --memory is what it keeps in memory
+    #[arg(long, conflicts_with = "stats")]
+    pub executor: bool,
+    /// As --executor, with an executor of the role at this socket (heddle farmem executors)
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["stats", "storage"])]
+    pub executors: Option<PathBuf>,
+    /// How many pushed functions may run at the same time in the executor
+    #[arg(long, value_name = "COUNT", default_value = "1")]
+    pub contexts: NonZeroU32,
 }
 
 /// Run a program as `farmem run` does, and say which of its functions make remote accesses

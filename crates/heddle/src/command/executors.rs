@@ -13,8 +13,8 @@ use crate::output;
 use crate::signals::StopSignals;
 
 /// The program of executors, and the package that has it.
-const PROGRAM: &str = "heddle-executor";
-const PACKAGE: &str = "heddle-pushdown-executor";
+pub(super) const PROGRAM: &str = "heddle-executor";
+pub(super) const PACKAGE: &str = "heddle-pushdown-executor";
 /// How many times its memory an executor may store, if nothing else is said.
 const STORAGE_TIMES_MEMORY: u64 = 8;
 

@@ -11,19 +11,20 @@ use base::Epoch;
 use base::rt::CancellationToken;
 use base::rt::disk::Directory;
 use farmem::{
-    AccessProfile, FileStorage, PAGE_BYTES, PoolStore, ProfileConfig, ProgramServer, ProgramServerConfig, StorageTier,
+    AccessProfile, FAR_HEAP_VARIABLES, FileStorage, PAGE_BYTES, PoolStore, ProfileConfig, ProgramServer,
+    ProgramServerConfig, StorageTier,
 };
 use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig, SECTION_BYTES_DEFAULT};
 use rma::shm::ShmProvider;
 use rma::{HostConfig, NodeId, Provider as _, Token};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::farmem_profile;
+use super::{farmem_at_executor, farmem_profile};
 use crate::cli::farmem::{FarHeapArguments, FarMemoryCommand};
 use crate::failure::CommandError;
 
-/// The library that programs preload.
-const LIBRARY: &str = "libheddle_farmem.so";
+/// The library that programs preload, and the package that has it.
+pub(super) const LIBRARY: (&str, &str) = ("libheddle_farmem.so", "heddle-farmem-preload");
 /// Where else it may be than beside this program, seen from there: where packages install it, and where cargo leaves it.
 const LIBRARY_FOLDERS: [&str; 4] = [".", "../lib", "../lib/heddle", "deps"];
 /// How often it is checked whether children of the program live.
@@ -35,6 +36,9 @@ const SIGNAL_CODE: i32 = 128;
 
 pub async fn run(command: &FarMemoryCommand) -> Result<(), CommandError> {
     match command {
+        FarMemoryCommand::Run(arguments) if arguments.executor || arguments.executors.is_some() => {
+            farmem_at_executor::become_program(arguments)
+        }
         FarMemoryCommand::Run(arguments) => exit(&run_program(&arguments.heap, None).await?),
         FarMemoryCommand::Profile(arguments) => {
             farmem_profile::check_files(arguments)?;
@@ -71,7 +75,7 @@ async fn run_program(
     profile: Option<ProfileConfig>,
 ) -> Result<FarMemoryRun, CommandError> {
     node::logging::start("warn").map_err(CommandError::new)?;
-    let library = find_library()?;
+    let library = find_library(LIBRARY)?;
     let (node, space) = open_pool(arguments.memory).await?;
     let storage = open_storage(arguments).await?;
     let stored = if arguments.storage.is_some() { arguments.storage_size } else { 0 };
@@ -134,16 +138,29 @@ fn wait(mut child: Child) -> std::io::Result<ExitStatus> {
 }
 
 fn start(arguments: &FarHeapArguments, library: &Path, server: &ProgramServer) -> Result<Child, CommandError> {
+    let (mut command, program) = preloading(arguments, &[library.to_path_buf()])?;
+    let child = command.envs(server.variables()).spawn();
+    child.map_err(|error| CommandError::about(Path::new(program), error))
+}
+
+/// The program, with libraries that it preloads, and without the far heap that this process may have.
+pub(super) fn preloading<'a>(
+    arguments: &'a FarHeapArguments,
+    libraries: &[PathBuf],
+) -> Result<(Command, &'a OsStr), CommandError> {
     let [program, rest @ ..] = &arguments.program[..] else {
         return Err(CommandError::new("name a program"));
     };
-    // What the user preloads comes first, and calls the library's functions.
-    let preloaded = match std::env::var_os("LD_PRELOAD") {
-        Some(others) if !others.is_empty() => [others.as_os_str(), library.as_os_str()].join(OsStr::new(":")),
-        _ => library.as_os_str().to_owned(),
-    };
-    let child = Command::new(program).args(rest).env("LD_PRELOAD", preloaded).envs(server.variables()).spawn();
-    child.map_err(|error| CommandError::about(Path::new(program), error))
+    // What the user preloads comes first, and calls the libraries' functions.
+    let others = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty());
+    let libraries = libraries.iter().map(|path| path.as_os_str());
+    let preloaded: Vec<&OsStr> = others.as_deref().into_iter().chain(libraries).collect();
+    let mut command = Command::new(program);
+    command.args(rest).env("LD_PRELOAD", preloaded.join(OsStr::new(":")));
+    for variable in FAR_HEAP_VARIABLES {
+        command.env_remove(variable);
+    }
+    Ok((command, program))
 }
 
 fn terminate_process(number: i32) {
@@ -153,16 +170,16 @@ fn terminate_process(number: i32) {
     }
 }
 
-fn find_library() -> Result<PathBuf, CommandError> {
+/// Finds a library that was built with this program.
+pub(super) fn find_library((name, package): (&str, &str)) -> Result<PathBuf, CommandError> {
     let program = std::env::current_exe().map_err(CommandError::new)?;
     let folder = program.parent().unwrap_or(Path::new("."));
-    let places = LIBRARY_FOLDERS.map(|place| folder.join(place).join(LIBRARY));
+    let places = LIBRARY_FOLDERS.map(|place| folder.join(place).join(name));
     let found = places.iter().find_map(|place| place.canonicalize().ok());
     found.ok_or_else(|| {
         let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
         CommandError::new(format!(
-            "the library {LIBRARY} is missing; build it with `cargo build --release --package heddle-farmem-preload`, or put \
-             it at one of {}",
+            "the library {name} is missing; build it with `cargo build --release --package {package}`, or put it at one of {}",
             places.join(", ")
         ))
     })

@@ -19,6 +19,7 @@ mod executors_node;
 mod executors_relay;
 mod executors_top;
 pub mod farmem;
+mod farmem_at_executor;
 mod farmem_profile;
 pub mod isolate;
 pub mod kv;

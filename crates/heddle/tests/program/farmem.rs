@@ -13,8 +13,12 @@ const END_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Compiles the program.
 fn program(folder: &Path) -> PathBuf {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program/support/far_heap.c");
-    let program = folder.join("far_heap");
+    compile(folder, "far_heap")
+}
+
+fn compile(folder: &Path, name: &str) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program/support").join(name).with_extension("c");
+    let program = folder.join(name);
     let compiled = Command::new("cc").args(["-O1", "-pthread", "-o"]).arg(&program).arg(source).output();
     let compiled = compiled.expect("a C compiler is installed, as for a dependency");
     assert!(compiled.status.success(), "{}", text(&compiled));
@@ -96,6 +100,58 @@ fn a_program_ends_with_a_message_when_its_server_is_killed() {
     let mut errors = String::new();
     server.stderr.take().expect("it is piped").read_to_string(&mut errors).expect("it can be read");
     assert!(errors.contains("so this program ends"), "{errors}");
+}
+
+/// Runs a part of the program that pushes functions down, and has the pages of its heap in an executor.
+fn run_pushing(options: &[&str], part: &str) -> Output {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compile(folder.path(), "far_pushdown");
+    let program = program.to_str().expect("the folder has a name in UTF-8");
+    run(&[&["farmem", "run", "--budget", "4M"], options, &["--", program, part]].concat())
+}
+
+#[test]
+fn functions_use_a_far_heap_whose_home_is_their_executor() {
+    assert_done(&run_pushing(&["--executor", "--size", "512M"], "all"));
+}
+
+#[test]
+fn a_far_heap_larger_than_its_executors_memory_lies_in_storage() {
+    let storage = tempfile::tempdir().expect("a folder");
+    let folder = storage.path().to_str().expect("UTF-8");
+    let options = ["--executor", "--memory", "16M", "--storage", folder, "--storage-size", "256M"];
+    assert_done(&run_pushing(&options, "lists"));
+    assert_eq!(std::fs::read_dir(storage.path()).expect("it is there").count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn allocations_fail_on_both_sides_when_the_far_heap_is_full() {
+    assert_done(&run_pushing(&["--executor", "--size", "96M"], "fills-up"));
+}
+
+/// The program of the other tests, whose forks are refused here.
+#[test]
+fn an_unmodified_program_runs_with_its_pages_in_an_executor() {
+    for part in ["blocks", "mappings", "system-calls", "threads", "executes"] {
+        assert_done(&run_part(&["--executor", "--budget", "4M"], part));
+    }
+}
+
+#[test]
+fn functions_are_refused_a_far_heap_that_has_another_home() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let program = compile(folder.path(), "far_pushdown");
+    let mut command = heddle(&["farmem", "run", "--"]);
+    let output = command.arg(program).arg("elsewhere").env("PUSHDOWN_LIBRARY", pushdown_library()).output();
+    let output = output.expect("it can be started");
+    assert!(output.status.success() && text(&output).contains("`heddle farmem run --executor`"), "{}", text(&output));
+}
+
+/// Where cargo leaves the library of pushed functions.
+fn pushdown_library() -> PathBuf {
+    let folder = Path::new(env!("CARGO_BIN_EXE_heddle")).parent().expect("it is in a folder");
+    let places = [".", "deps"].map(|place| folder.join(place).join("libheddle_pushdown.so"));
+    places.into_iter().find(|place| place.exists()).expect("cargo has built the package heddle-pushdown-caller")
 }
 
 fn child_of(parent: u32) -> u32 {
