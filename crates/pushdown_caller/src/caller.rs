@@ -35,7 +35,7 @@ const UNKNOWN_CALL: Broken = Broken::Protocol("a message about a call that is no
 
 /// A call whose thread has not gone on.
 pub(crate) struct Call {
-    runner: Runner,
+    pub(crate) runner: Runner,
     /// A system call for its function that its thread has not made.
     system_call: Option<(u64, [u64; 6])>,
     /// How the function ended, and how the call did.
@@ -97,6 +97,8 @@ pub(crate) struct Caller {
     /// The function that has returned last, and which pages the program has needed after a return of each.
     pub(crate) returned_last: Runner,
     pub(crate) history: History,
+    /// Which pages the executor has asked for in calls of each function.
+    pub(crate) asked_for: History,
     /// The executor is gone.
     pub(crate) is_lost: bool,
     /// How many events were handled.
@@ -139,6 +141,7 @@ impl Caller {
             stream: (0, 0),
             returned_last: (0, 0),
             history: History::default(),
+            asked_for: History::default(),
             is_lost: false,
             events_handled: 0,
             is_remapping: false,
@@ -257,6 +260,7 @@ impl Caller {
             _ => None,
         };
         let taken = self.take_for(&mut message)?;
+        self.note_request(&message);
         let mut out = Vec::new();
         // The clock says when to ask again for a page that the executor asks for.
         let now = if matches!(message, CoherenceToCaller::Request { .. }) { now() } else { Duration::ZERO };
@@ -278,6 +282,11 @@ impl Caller {
     /// Does what the state machine says, in order. `body` is that of the message that is being handled.
     pub(crate) fn carry_out(&mut self, out: Vec<CallerOutput>, body: &[u8]) -> Result<(), Broken> {
         self.carry_out_with(None, out, body)
+    }
+
+    /// As [`Caller::carry_out`], of a page that was taken from the program already.
+    pub(crate) fn carry_out_taken(&mut self, taken: TakenPage, out: Vec<CallerOutput>) -> Result<(), Broken> {
+        self.carry_out_with(Some(taken), out, &[])
     }
 
     /// `taken` is the page that was last taken from the program, which the next message carries.
@@ -378,10 +387,12 @@ impl Caller {
 
     /// Opens a call.
     ///
+    /// What the calling thread has done with memory was handled: the kernel lets it go on only when the event was read, and who reads
+    /// one handles it before the lock is released.
+    ///
     /// # Errors
     /// It was refused, or the executor is gone.
     pub(crate) fn call(&mut self, registers: Registers, terms: &Terms) -> Result<CallId, Outcome> {
-        self.settle();
         let opened = self.open_call(registers, terms);
         if let Err(outcome) = opened {
             self.call_counts.add(outcome);
@@ -397,6 +408,9 @@ impl Caller {
         if self.tickets.is_cancelled(terms.ticket) {
             return Err(Outcome::Cancelled);
         }
+        let runner = (registers.function, registers.thread_block);
+        let sent_ahead = self.send_ahead(runner, terms.mode);
+        self.check(sent_ahead);
         match self.side.call(call, terms.mode, &mut out) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Retry => return Err(Outcome::Busy),
@@ -406,7 +420,7 @@ impl Caller {
         self.tickets.open_call(terms.ticket, call);
         let cancel_at = terms.timeout.map(|timeout| now().saturating_add(timeout));
         let open = Call {
-            runner: (registers.function, registers.thread_block),
+            runner,
             system_call: None,
             ended: Ended::default(),
             outcome: None,

@@ -8,6 +8,7 @@
 //!   (`system_calls`).
 //! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`, and `answers` tells of them; `events`
 //!   is what the kernel and the program do with memory.
+//! - `ahead` sends the pages that a function is expected to need.
 //! - `out_of_reach` says why functions cannot have some memory.
 //! - `far` is memory whose home is the executor; `far_memory` knows what the program has of it.
 //! - `terms` are those of calls; `cancel` takes calls back, by `tickets`; `liveness` notices an executor that does not answer, with what
@@ -30,6 +31,7 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu"))]
 
+mod ahead;
 mod answers;
 mod call;
 mod call_counts;

@@ -63,8 +63,9 @@ struct Task<R, F> {
 
 /// On the private stack. The task is on the thread's own: it is touched at the beginning and at the end, when no lock is held.
 extern "C" fn run<R, F: FnOnce(u64, &mut u64) -> R>(task: &mut Task<R, F>, stack: u64) {
+    // Volatile: an ordinary read may be put off to where each value is used, when its page may be gone.
     // SAFETY: the function is taken once, here.
-    let function = unsafe { ManuallyDrop::take(&mut task.function) };
+    let function = ManuallyDrop::into_inner(unsafe { (&raw const task.function).read_volatile() });
     let mut signals = task.signals;
     let result = function(stack, &mut signals);
     task.signals = signals;

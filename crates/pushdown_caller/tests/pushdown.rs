@@ -55,7 +55,7 @@ cases! { c:
     sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost lost_calls
     timeout timeout_of_running or_here again try_cancel terms_are_checked busy cancel_races
     limit limit_of_page_given_back limit_of_options limit_beside limit_faults limit_in_system_call limit_in_lock limit_mappings limit_races
-    call_times message_counts syncmem_before_calls
+    call_times message_counts sent_ahead syncmem_before_calls
     frozen_queue frozen_ring busy_is_not_frozen stopped_together
     counter neighbours_written handover other_mode mixed_modes moved_and_copied stress
 }

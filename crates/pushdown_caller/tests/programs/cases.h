@@ -133,6 +133,7 @@ void limit_races(void);
 // measured.c
 void call_times(void);
 void message_counts(void);
+void sent_ahead(void);
 void syncmem_before_calls(void);
 void imitated_link(void);
 

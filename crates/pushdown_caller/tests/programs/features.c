@@ -106,6 +106,7 @@ static const struct {
     {"limit_races", limit_races, 2, 0, 0},
     {"call_times", call_times, 0, 0, 0},
     {"message_counts", message_counts, 0, 0, 0},
+    {"sent_ahead", sent_ahead, 0, 0, 0},
     {"imitated_link", imitated_link, 0, 0, 0},
     {"frozen", frozen, 0, 0, 1500},
     {"frozen_queue", frozen_queue, 1, 0, 800},

@@ -109,6 +109,35 @@ static struct heddle_pushdown_counts counted(void) {
     return counts;
 }
 
+#define AHEAD_PAGES 6
+
+static void adds_one_to_each(void *argument) {
+    volatile uint64_t *words = argument;
+    for (size_t i = 0; i < AHEAD_PAGES; i++) words[i * STRIDE % AHEAD_PAGES * PAGE / sizeof *words]++;
+}
+
+// What a function has needed in its first calls is there in the next ones before it asks, with what was written in between.
+void sent_ahead(void) {
+    uint64_t *words = mmap(NULL, AHEAD_PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(words != MAP_FAILED);
+    unsigned waited = 0;
+    for (unsigned round = 0; round < 200; round++) {
+        for (size_t i = 0; i < AHEAD_PAGES; i++) words[i * PAGE / sizeof *words] += round;
+        CALL(adds_one_to_each, words);
+        uint64_t expected = (uint64_t)round * (round + 1) / 2 + round + 1;
+        for (size_t i = 0; i < AHEAD_PAGES; i++) CHECK(words[i * PAGE / sizeof *words] == expected);
+        waited += last().online_sync_ns > 0;
+    }
+    // The first two, and one of 32, are for learning.
+    CHECK(waited >= 2 && waited <= 20);
+    // Pages that are no longer the program's to write, or are not there any more, stay where they are.
+    CHECK(mprotect(words, PAGE, PROT_READ) == 0);
+    CALL_SIGNALLED(adds_one_to_each, words, SIGSEGV);
+    CHECK(mprotect(words, PAGE, PROT_READ | PROT_WRITE) == 0 && munmap(words + PAGE / sizeof *words, PAGE) == 0);
+    struct heddle_pushdown_failure failure = CALL_SIGNALLED(adds_one_to_each, words, SIGSEGV);
+    CHECK(failure.address == words + PAGE / sizeof *words);
+}
+
 void message_counts(void) {
     struct heddle_pushdown_counts counts = {.size = sizeof counts - 1};
     CHECK(heddle_pushdown_counts(&counts) == HEDDLE_PUSHDOWN_REFUSED && heddle_pushdown_counts(NULL) == HEDDLE_PUSHDOWN_REFUSED);
