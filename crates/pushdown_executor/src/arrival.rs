@@ -31,7 +31,7 @@ impl Arrival {
         }
     }
 
-    /// Puts it into memory. `protection` is that of the page's mapping.
+    /// Puts it into memory. `protection` is that of the page's mapping; `is_idle` says that no function runs.
     ///
     /// # Errors
     /// [`Unfit`].
@@ -40,13 +40,17 @@ impl Arrival {
         pages: &mut Pages,
         page: PageNumber,
         protection: u32,
+        is_idle: bool,
         body: &[u8],
     ) -> Result<(), Unfit> {
         let done = match self {
             Arrival::Nothing => return Err(Unfit),
             Arrival::Page => {
                 let contents: &PageContents = body.try_into().map_err(|_| Unfit)?;
-                pages.put(page, Box::new(*contents))
+                match is_idle && pages.replace(page, protection, contents) {
+                    true => Ok(()),
+                    false => pages.put(page, Box::new(*contents)),
+                }
             }
             Arrival::Difference => pages.merge(page, protection, &WordChange::of_diff(body).map_err(|_| Unfit)?),
         };

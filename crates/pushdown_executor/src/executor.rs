@@ -312,7 +312,8 @@ impl Executor {
                 Output::Install(page) => {
                     let (arrival, body) = arrived.ok_or(Broken)?;
                     let protection = self.mappings.protection(page);
-                    arrival.install(&mut self.pages, page, protection, body).map_err(|_| Broken)?;
+                    let is_idle = !self.side.has_context();
+                    arrival.install(&mut self.pages, page, protection, is_idle, body).map_err(|_| Broken)?;
                 }
                 Output::Fill(page) if !self.pages.has(page) => self.load(page)?,
                 Output::Drop(pages) => {

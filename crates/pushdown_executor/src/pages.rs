@@ -110,6 +110,20 @@ impl Pages {
         Ok(())
     }
 
+    /// Replaces the contents of a page that functions may write, while none runs. Whether it was done: other pages are [`put`](Pages::put).
+    ///
+    /// The page has come from the caller, so the coherence protocol has it as written already, and nobody need notice that it is again.
+    pub(crate) fn replace(&mut self, page: PageNumber, protection: u32, contents: &PageContents) -> bool {
+        let is_writable = self.access(page) == Right::Write && protection & READ_WRITE == READ_WRITE;
+        if is_writable && !self.aside.contains_key(&page) {
+            let address = (page.0 as usize * PAGE_BYTES) as *mut u8;
+            // SAFETY: the page is there and may be written as long as the state is locked, and no function uses it.
+            unsafe { bare_memory_copy(address, contents.as_ptr(), PAGE_BYTES) };
+            return true;
+        }
+        false
+    }
+
     /// Maps a page whose contents are aside, for reading: a function that writes it says so by a fault.
     ///
     /// # Errors
