@@ -1,5 +1,5 @@
-//! `malloc` and its relatives, by mimalloc. It takes its memory from this library's `mmap`, so from the far heap. What is allocated before there is
-//! one, and there will be, lies in [`early`] memory.
+//! `malloc` and its relatives, by mimalloc. It takes its memory from this library's `mmap`, so from the far heap. If that cannot be
+//! opened yet, blocks lie in [`early`] memory.
 
 #![allow(unsafe_code)]
 

@@ -5,7 +5,8 @@
 //!    of it: the executor has the range, and the program a budget of it.
 //! 3. From then on allocations and large mappings lie in that range. Memory that is given back is dropped by the library of pushed functions,
 //!    which tells the executor.
-//! 4. No child has the heap: `fork` fails.
+//! 4. No child has the heap: `fork` fails, and the variables are taken out of the environment, so programs that this one executes have ordinary
+//!    heaps.
 
 #![allow(unsafe_code)]
 
@@ -14,7 +15,7 @@ use std::mem;
 use std::ptr;
 
 use bare::system_call::Errno;
-use farmem_control::EXECUTOR_STORAGE_VARIABLE;
+use farmem_control::{EXECUTOR_HEAP_VARIABLE, EXECUTOR_STORAGE_VARIABLE};
 
 use crate::attach::extents;
 use crate::environment::ExecutorHeap;
@@ -54,7 +55,8 @@ pub(crate) fn attach(heap: ExecutorHeap) {
         )
     };
     local::pass_on();
-    let name = CString::new(EXECUTOR_STORAGE_VARIABLE).unwrap_or_default();
+    let [heap_variable, storage_variable] =
+        [EXECUTOR_HEAP_VARIABLE, EXECUTOR_STORAGE_VARIABLE].map(|name| CString::new(name).unwrap_or_default());
     let options = Options {
         size: size_of::<Options>(),
         executor: ptr::null(),
@@ -63,7 +65,7 @@ pub(crate) fn attach(heap: ExecutorHeap) {
         silence_ms: 0,
         executors: ptr::null(),
         // SAFETY: the name is a string of C, and nothing changes the environment before `main`.
-        storage: unsafe { libc::getenv(name.as_ptr()) },
+        storage: unsafe { libc::getenv(storage_variable.as_ptr()) },
         memory: heap.memory_bytes,
     };
     // SAFETY: the options live until the function returns, and so does what they point to.
@@ -71,6 +73,10 @@ pub(crate) fn attach(heap: ExecutorHeap) {
         // SAFETY: the function returns a string of C, which stays until it is called again.
         let reason = unsafe { CStr::from_ptr(reason()) };
         end_program(&["the far heap: ", reason.to_str().unwrap_or("there is no executor")]);
+    }
+    for name in [heap_variable, storage_variable] {
+        // SAFETY: the name is a string of C; the process has no other thread of the program yet.
+        unsafe { libc::unsetenv(name.as_ptr()) };
     }
     let reservation = Reservation::at_executor(heap.bytes, |bytes| {
         // SAFETY: the call has no memory argument.

@@ -57,7 +57,8 @@ impl Reservation {
         Ok(reservation)
     }
 
-    /// As [`Reservation::new`], of memory whose home is an executor, and which `map` maps. What is too much of it stays mapped, without any use.
+    /// As [`Reservation::new`], of memory whose home is an executor, and which `map` maps. What is mapped beside it, for the sake of alignment, is
+    /// never used.
     ///
     /// # Errors
     /// Of the operating system.

@@ -53,7 +53,7 @@ pub(crate) fn look_up() {
     REAL_FORK.store(found, Ordering::Relaxed);
 }
 
-/// Has the C library call the handlers. As the first ones to be registered they are the last ones before the fork, and the first
+/// Has the C library call the handlers. With a server, as the first ones to be registered they are the last ones before the fork, and the first
 /// ones after it.
 pub(crate) fn register() {
     // SAFETY: the handlers are functions of this library, which is never unloaded.

@@ -72,7 +72,9 @@ fn decide() -> bool {
 fn set_up() -> u32 {
     match environment::read() {
         Environment::Silent => mimalloc_options::configure(None),
-        Environment::Malformed => end_program(&["the far heap: the environment names no server as it should"]),
+        Environment::Malformed => {
+            end_program(&["the far heap: the environment names no server and no executor as it should"])
+        }
         Environment::Server(server) => {
             let region_bytes = attach::attach_to(server);
             mimalloc_options::configure(Some(region_bytes));

@@ -39,3 +39,15 @@ fn a_program_ends_that_cannot_reach_its_server() {
         assert!(errors.starts_with("heddle: the far heap: ") && errors.contains(reason), "{errors}");
     }
 }
+
+#[test]
+fn a_program_ends_that_cannot_have_its_heap_in_an_executor() {
+    for (heap, reason) in
+        [("512M", "no executor as it should"), ("1048576,65536,1,0", "libheddle_pushdown.so has to be preloaded")]
+    {
+        let output = shell("echo reached", &[("HEDDLE_FARMEM_EXECUTOR_HEAP", heap)]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &output.stdout[..]), (Some(NO_FAR_HEAP), &b""[..]), "{errors}");
+        assert!(errors.starts_with("heddle: the far heap: ") && errors.contains(reason), "{errors}");
+    }
+}

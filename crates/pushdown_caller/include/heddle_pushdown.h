@@ -284,10 +284,13 @@ struct heddle_pushdown_failure {
  * After a failure the process runs as if it had never called. */
 int heddle_pushdown_open(const struct heddle_pushdown_options *options);
 
-/* Why heddle_pushdown_open() failed last in this process, or why the function of a call that was HEDDLE_PUSHDOWN_SIGNAL since could not have the
- * memory that it accessed; or, once a call was HEDDLE_PUSHDOWN_LOST, why the executor has ended. A sentence in English, or "" if nothing of
- * that has happened, or a function was ended by a signal for another reason. The text stays valid until a call fails again, or this function is
- * called again. */
+/* A sentence in English, which answers the first of these questions that there is an answer to; "" if there is none.
+ *
+ *   - Why has the executor ended? Once it was lost.
+ *   - Why could the function of the calling thread's last call that was HEDDLE_PUSHDOWN_SIGNAL not have the memory that it accessed?
+ *   - Why did heddle_pushdown_open() fail last?
+ *
+ * The text stays valid until the calling thread calls this function again, or heddle_pushdown_open() fails again. */
 const char *heddle_pushdown_reason(void);
 
 /* The number of the executor's process: a child of this process, or a process that the role "executors" has started. 0 if there is none.

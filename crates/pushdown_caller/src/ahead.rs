@@ -38,8 +38,8 @@ impl Caller {
                         self.side.evict(page, &mut out).map_err(|_| Broken::Protocol("a page that is on its way"))?;
                         self.carry_out_taken((page, Some(contents)), out)?;
                     }
-                    // The program may not write it any more, or a device is using it.
-                    Err(Errno(libc::EINVAL | libc::EBUSY)) => {}
+                    // The program may not write it any more, or a device is using it. Events that were read meanwhile are handled.
+                    Err(Errno(libc::EINVAL | libc::EBUSY)) => self.carry_out(Vec::new(), &[])?,
                     Err(error) => return Err(error.into()),
                 }
             }

@@ -52,14 +52,16 @@ impl Caller {
                     false => kind = MappingKind::Refused,
                 }
             }
-            if let Some(why) = out_of_reach {
-                self.refused.note(start..end, why);
+            match out_of_reach {
+                Some(why) => self.refused.note(start..end, why),
+                None => self.refused.forget(wanted),
             }
             if kind == MappingKind::Constant {
                 self.constant.insert(pages_of(start, end), ());
             }
             return ToExecutor::Mapping { wanted, start, end, protection, kind };
         }
+        self.refused.forget(wanted);
         ToExecutor::Mapping { wanted, start: 0, end: 0, protection: 0, kind: MappingKind::Refused }
     }
 

@@ -411,6 +411,9 @@ impl Caller {
         let runner = (registers.function, registers.thread_block);
         let sent_ahead = self.send_ahead(runner, terms.mode);
         self.check(sent_ahead);
+        if self.is_lost {
+            return Err(Outcome::Lost);
+        }
         match self.side.call(call, terms.mode, &mut out) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::Retry => return Err(Outcome::Busy),

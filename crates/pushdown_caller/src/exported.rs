@@ -19,7 +19,7 @@ use crate::stacks::on_private_stack;
 use crate::synchronise::mode_of;
 use crate::terms::Terms;
 use crate::wait::{CALLER, is_open};
-use crate::{far, open};
+use crate::{far, open, out_of_reach};
 
 /// `struct heddle_pushdown_options`.
 #[repr(C)]
@@ -40,7 +40,7 @@ const OPTIONS_BYTES_WITH_LIMITS: usize = 32;
 /// For how long the reason of an executor's end is waited for, in milliseconds.
 const REASON_WITHIN_MS: u32 = 1500;
 
-/// Why opening failed, or a function could not have memory.
+/// Why opening failed.
 static REASON: Mutex<Option<CString>> = Mutex::new(None);
 
 /// `heddle_pushdown_open`.
@@ -99,17 +99,12 @@ pub unsafe extern "C" fn heddle_pushdown_open(options: *const OpenOptions) -> i3
 }
 
 fn refuse(reason: &str) -> i32 {
-    set_reason(Some(reason));
+    let reason = CString::new(reason.replace('\0', " ")).ok();
+    *REASON.lock().unwrap_or_else(PoisonError::into_inner) = reason;
     REFUSED
 }
 
-/// What [`heddle_pushdown_reason`] says from now on.
-pub(crate) fn set_reason(reason: Option<&str>) {
-    let reason = reason.and_then(|reason| CString::new(reason.replace('\0', " ")).ok());
-    *REASON.lock().unwrap_or_else(PoisonError::into_inner) = reason;
-}
-
-/// `heddle_pushdown_reason`. The string stays until the next failure.
+/// `heddle_pushdown_reason`. The string stays until the next failure to open, or until this thread asks again.
 #[unsafe(no_mangle)]
 pub extern "C" fn heddle_pushdown_reason() -> *const c_char {
     if is_in_call() {
@@ -119,6 +114,8 @@ pub extern "C" fn heddle_pushdown_reason() -> *const c_char {
         && let Some(reason) = end_reason()
     {
         refuse(&reason);
+    } else if let Some(reason) = out_of_reach::reason() {
+        return reason;
     }
     REASON.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map_or(c"".as_ptr(), |reason| reason.as_ptr())
 }

@@ -4,7 +4,6 @@
 
 use std::ffi::c_void;
 
-use crate::exported::set_reason;
 use crate::out_of_reach;
 use crate::outcome::Outcome;
 
@@ -38,7 +37,7 @@ pub(crate) unsafe fn tell(outcome: Option<Outcome>, failure: *mut Failure) -> i3
         Some(Outcome::Ended(ended)) => {
             (told.signal, told.code) = (ended.signal as i32, ended.code);
             (told.address, told.instruction) = (ended.address as *const c_void, ended.instruction as *const c_void);
-            set_reason(out_of_reach::explain(ended.address).as_deref());
+            out_of_reach::note_signalled(ended.address);
             SIGNAL
         }
         Some(Outcome::Lost) => LOST,

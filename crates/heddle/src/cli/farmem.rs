@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 
 use super::executors::{FarMemoryExecutorsArguments, FarMemoryTopArguments};
 use super::peer::size;
@@ -25,7 +25,8 @@ pub struct FarHeapArguments {
     /// How much of each far heap may be resident
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
     pub budget: u64,
-    /// The size of each far heap; beyond it allocations fail [default: budget, memory node and storage together]
+    /// The size of each far heap; beyond it allocations fail [default: budget, memory node and storage together; in an
+    /// executor, --memory and storage]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
     /// How much memory the memory node gives, in this process
@@ -60,11 +61,12 @@ pub struct FarHeapArguments {
 /// It needs read and write access to /dev/userfaultfd, and the capability CAP_SYS_PTRACE if the program forks.
 ///
 /// With --executor the pages lie in an executor of pushed functions instead of the memory node, and the functions that
-/// the program pushes down use the heap there, in place. The command becomes the program. It cannot fork then; each
-/// program that it executes has an executor of its own, and one that is linked statically has neither.
+/// the program pushes down use the heap there, in place. The command becomes the program. It cannot fork then, and the
+/// programs that it executes have ordinary heaps; so name the program itself, and no script that starts it.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
+    group = ArgGroup::new("home").args(["executor", "executors"]).multiple(true),
     after_help = "\
 Examples:
   heddle farmem run --budget 256M -- redis-server --port 7000 --save ''
@@ -82,9 +84,9 @@ pub struct FarMemoryRunArguments {
     /// As --executor, with an executor of the role at this socket (heddle farmem executors)
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["stats", "storage"])]
     pub executors: Option<PathBuf>,
-    /// How many pushed functions may run at the same time in the executor
-    #[arg(long, value_name = "COUNT", default_value = "1")]
-    pub contexts: NonZeroU32,
+    /// How many pushed functions may run at the same time in the executor [default: 1]
+    #[arg(long, value_name = "COUNT", requires = "home")]
+    pub contexts: Option<NonZeroU32>,
 }
 
 /// Run a program as `farmem run` does, and say which of its functions make remote accesses

@@ -1,6 +1,7 @@
 //! `heddle farmem run` and `profile`: a program with a far heap, and the memory node that has its pages.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -151,10 +152,13 @@ pub(super) fn preloading<'a>(
     let [program, rest @ ..] = &arguments.program[..] else {
         return Err(CommandError::new("name a program"));
     };
-    // What the user preloads comes first, and calls the libraries' functions.
-    let others = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty());
-    let libraries = libraries.iter().map(|path| path.as_os_str());
-    let preloaded: Vec<&OsStr> = others.as_deref().into_iter().chain(libraries).collect();
+    // What else the user preloads comes first, and calls the libraries' functions.
+    let set = std::env::var_os("LD_PRELOAD").unwrap_or_default();
+    let others =
+        set.as_bytes().split(|byte| matches!(byte, b':' | b' ')).map(|path| Path::new(OsStr::from_bytes(path)));
+    let is_ours = |path: &Path| libraries.iter().any(|library| library.file_name() == path.file_name());
+    let others = others.filter(|path| !path.as_os_str().is_empty() && !is_ours(path));
+    let preloaded: Vec<&OsStr> = others.chain(libraries.iter().map(PathBuf::as_path)).map(Path::as_os_str).collect();
     let mut command = Command::new(program);
     command.args(rest).env("LD_PRELOAD", preloaded.join(OsStr::new(":")));
     for variable in FAR_HEAP_VARIABLES {

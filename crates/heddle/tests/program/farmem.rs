@@ -120,7 +120,7 @@ fn a_far_heap_larger_than_its_executors_memory_lies_in_storage() {
     let storage = tempfile::tempdir().expect("a folder");
     let folder = storage.path().to_str().expect("UTF-8");
     let options = ["--executor", "--memory", "16M", "--storage", folder, "--storage-size", "256M"];
-    assert_done(&run_pushing(&options, "lists"));
+    assert_done(&run_pushing(&options, "stored"));
     assert_eq!(std::fs::read_dir(storage.path()).expect("it is there").count(), 0, "nothing is left behind");
 }
 
@@ -134,6 +134,18 @@ fn allocations_fail_on_both_sides_when_the_far_heap_is_full() {
 fn an_unmodified_program_runs_with_its_pages_in_an_executor() {
     for part in ["blocks", "mappings", "system-calls", "threads", "executes"] {
         assert_done(&run_part(&["--executor", "--budget", "4M"], part));
+    }
+    // The heap is that of the executor: no other is full so soon.
+    assert_done(&run_part(&["--executor", "--budget", "4M", "--size", "96M"], "fills-up"));
+}
+
+#[test]
+fn options_of_an_executor_go_with_one() {
+    for arguments in
+        [&["--contexts", "2"][..], &["--executor", "--stats"], &["--executors", "/run/x", "--storage", "/tmp"]]
+    {
+        let output = run(&[&["farmem", "run"], arguments, &["--", "true"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output));
     }
 }
 

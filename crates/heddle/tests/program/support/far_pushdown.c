@@ -31,6 +31,7 @@ static void fail(const char *what, int line) {
 // The library is preloaded, and the program is not linked with it.
 static int (*push)(void (*)(void *), void *, unsigned, struct heddle_pushdown_failure *);
 static int (*open_library)(const struct heddle_pushdown_options *);
+static int (*process)(void);
 static const char *(*reason)(void);
 #define CALL(function, argument) CHECK(push(function, argument, HEDDLE_PUSHDOWN_COHERENT, NULL) == HEDDLE_PUSHDOWN_OK)
 
@@ -41,6 +42,17 @@ static size_t resident(void) {
     CHECK(file != NULL && fscanf(file, "%*s %zu", &pages) == 1);
     fclose(file);
     return pages;
+}
+
+// How many pages the executor has in memory, but for those that it shares.
+static size_t resident_in_executor(void) {
+    char name[40];
+    size_t all, resident, shared;
+    snprintf(name, sizeof name, "/proc/%d/statm", process());
+    FILE *file = fopen(name, "r");
+    CHECK(file != NULL && fscanf(file, "%zu %zu %zu", &all, &resident, &shared) == 3);
+    fclose(file);
+    return resident - shared;
 }
 
 struct node {
@@ -192,6 +204,8 @@ static void children(void) {
     CHECK(posix_spawnp(&child, "true", NULL, NULL, arguments, environ) == 0);
     int status;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
+    // A shell has an ordinary heap, so it forks.
+    CHECK(system("true | true && (exit 0)") == 0);
 }
 
 static void fill_up(void *argument) {
@@ -232,14 +246,20 @@ int main(int count, char **arguments) {
     *(void **)&push = dlsym(RTLD_DEFAULT, "heddle_pushdown");
     *(void **)&open_library = dlsym(RTLD_DEFAULT, "heddle_pushdown_open");
     *(void **)&reason = dlsym(RTLD_DEFAULT, "heddle_pushdown_reason");
-    CHECK(push != NULL && open_library != NULL && reason != NULL);
+    *(void **)&process = dlsym(RTLD_DEFAULT, "heddle_pushdown_process");
+    CHECK(push != NULL && open_library != NULL && reason != NULL && process != NULL);
     CHECK(open_library(NULL) == HEDDLE_PUSHDOWN_OK);
     if (strcmp(part, "fills-up") == 0) {
         size_t here = 0, there = 0;
         CALL(fill_up, &there);
         fill_up(&here);
         CHECK(there > 300 && here < 8);
-    } else if (strcmp(part, "lists") == 0) {
+    } else if (strcmp(part, "stored") == 0) {
+        // Of 60 MiB the executor keeps 16 in memory.
+        struct list list = {0};
+        build(&list, 60000);
+        CALL(add_up, &list);
+        CHECK(list.count == 60000 && resident_in_executor() < 32 * MIB / PAGE);
         lists();
     } else {
         CHECK(strcmp(part, "all") == 0);
