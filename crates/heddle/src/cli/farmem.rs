@@ -25,8 +25,7 @@ pub struct FarHeapArguments {
     /// How much of each far heap may be resident
     #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256M")]
     pub budget: u64,
-    /// The size of each far heap; beyond it allocations fail [default: budget, memory node and storage together; in an
-    /// executor, --memory and storage]
+    /// The size of each far heap; beyond it allocations fail [default: budget, memory node and storage together]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<u64>,
     /// How much memory the memory node gives, in this process
@@ -61,8 +60,10 @@ pub struct FarHeapArguments {
 /// It needs read and write access to /dev/userfaultfd, and the capability CAP_SYS_PTRACE if the program forks.
 ///
 /// With --executor the pages lie in an executor of pushed functions instead of the memory node, and the functions that
-/// the program pushes down use the heap there, in place. The command becomes the program. It cannot fork then, and the
-/// programs that it executes have ordinary heaps; so name the program itself, and no script that starts it.
+/// the program pushes down use the heap there, in place. The executor is a child of the program, or of the role whose
+/// socket is the value of HEDDLE_EXECUTORS. The heap is as large as --memory, and the storage if there is any: then
+/// --memory is what the executor keeps in memory. The command becomes the program. It cannot fork then, and the programs
+/// that it executes have ordinary heaps; so name the program itself, and no script that starts it.
 #[derive(Args, Debug, Clone)]
 #[command(
     verbatim_doc_comment,
@@ -77,8 +78,7 @@ Examples:
 pub struct FarMemoryRunArguments {
     #[command(flatten)]
     pub heap: FarHeapArguments,
-    /// Have the pages in an executor: a child of the program, or that of the role at HEDDLE_EXECUTORS. With --storage,
-    /// --memory is what it keeps in memory
+    /// Have the pages in an executor, where functions that the program pushes down use them
     #[arg(long, conflicts_with = "stats")]
     pub executor: bool,
     /// As --executor, with an executor of the role at this socket (heddle farmem executors)
