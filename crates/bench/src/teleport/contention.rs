@@ -7,7 +7,7 @@
 //! - *local*: both threads are the process's own.
 //! - *coherent*, *weak*, *off*: the reading thread is pushed down, with that mode.
 //!
-//! A round is one process that measures all ways in turn, every other round in the reverse order, and one that measures a fault of each
+//! A round is one process that measures all ways in turn, those that are compared twice, every other round in the reverse order, and one that measures a fault of each
 //! side and a message ([`messages`](super::subject)). What is compared was measured in the same round; the median of the rounds counts.
 
 use base::rt::CancellationToken;
@@ -68,6 +68,19 @@ impl Way {
     pub(super) fn number(self, what: &str) -> String {
         format!("{}.{what}", self.label())
     }
+}
+
+/// Ways of nearly the same time that are compared.
+const COMPARED: [[Way; 2]; 2] = [
+    [Way { name: "weak", per_million: LOWEST }, Way { name: "weak", per_million: HIGHEST }],
+    [Way { name: "coherent", per_million: 0 }, Way { name: "off", per_million: 0 }],
+];
+
+/// The ways in the order of a round. Those of [`COMPARED`] come twice, there and back: what drifts within a process, such as the processors'
+/// frequency, favours neither.
+fn in_order() -> Vec<Way> {
+    let others = Way::all().into_iter().filter(|way| !COMPARED.as_flattened().contains(way));
+    others.chain(COMPARED.into_iter().flat_map(|[one, other]| [one, other, other, one])).collect()
 }
 
 /// The numbers of all rounds.
@@ -157,10 +170,7 @@ pub async fn run(
 
 async fn measure(config: &TeleportConfig, turns: Turns<'_>) -> Result<Rounds, Error> {
     let asked = |round: usize| {
-        let mut ways = Way::all();
-        // The lowest and the highest rate, which are compared, one after the other.
-        ways.sort_by_key(|way| (way.per_million == 0, way.name, [LOWEST, HIGHEST].contains(&way.per_million)));
-        // What drifts within a process, such as the processors' frequency, favours either way in turn.
+        let mut ways = in_order();
         if round.is_multiple_of(2) {
             ways.reverse();
         }
@@ -183,5 +193,12 @@ mod tests {
             assert_eq!(Way::of_label(&way.label()), Some(way));
         }
         assert_eq!(Way::of_label("weak-2"), None);
+    }
+
+    #[test]
+    fn a_round_measures_each_way() {
+        let order = in_order();
+        assert!(Way::all().iter().all(|way| order.contains(way)));
+        assert_eq!(order.len(), Way::all().len() + COMPARED.as_flattened().len());
     }
 }

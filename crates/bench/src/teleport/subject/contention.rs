@@ -6,6 +6,7 @@
 //! 2. Before each way the shared pages go home, and the thread of the caller has started.
 //! 3. Both sides begin. A way's time ends when the slower side has done its operations, and what it wrote is at the caller.
 
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ use crate::teleport::part;
 /// Random numbers are drawn as fractions of this.
 const MILLION: u64 = 1_000_000;
 
-/// Measures the ways that the settings list, in their order.
+/// Measures the ways that the settings list, in their order. A way that is listed several times has the means.
 pub(super) fn contention(executor: &Executor, settings: &Settings<'_>) -> Measured {
     let (bytes, operations): (u64, u64) = (setting(settings, "bytes")?, setting(settings, "operations")?);
     let ways: String = setting(settings, "ways")?;
@@ -31,15 +32,17 @@ pub(super) fn contention(executor: &Executor, settings: &Settings<'_>) -> Measur
     let far = Data::new(executor, bytes, true)?;
     let sides = Sides { executor, shared, own: own.words(), far: far.words(), operations };
     sides.touch()?;
-    let mut numbers = Vec::new();
+    let mut measured: BTreeMap<String, (u32, f64)> = BTreeMap::new();
     for label in ways.split(',') {
         let way = Way::of_label(label).ok_or_else(|| part(&format!("there is no way {label}")))?;
         let Contended { seconds, accesses, messages } = sides.contend(way)?;
         for (what, number) in [("seconds", seconds), ("accesses", accesses as f64), ("messages", messages as f64)] {
-            numbers.push((way.number(what), number));
+            let (times, sum) = measured.entry(way.number(what)).or_default();
+            *times += 1;
+            *sum += number;
         }
     }
-    Ok(numbers)
+    Ok(measured.into_iter().map(|(name, (times, sum))| (name, sum / f64::from(times))).collect())
 }
 
 /// What a way has cost.
