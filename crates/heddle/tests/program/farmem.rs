@@ -119,7 +119,7 @@ fn functions_use_a_far_heap_whose_home_is_their_executor() {
 fn a_far_heap_larger_than_its_executors_memory_lies_in_storage() {
     let storage = tempfile::tempdir().expect("a folder");
     let folder = storage.path().to_str().expect("UTF-8");
-    let options = ["--executor", "--memory", "16M", "--storage", folder, "--storage-size", "256M"];
+    let options = ["--executor", "--memory", "4M", "--storage", folder, "--storage-size", "256M"];
     assert_done(&run_pushing(&options, "stored"));
     assert_eq!(std::fs::read_dir(storage.path()).expect("it is there").count(), 0, "nothing is left behind");
 }
@@ -132,7 +132,7 @@ fn allocations_fail_on_both_sides_when_the_far_heap_is_full() {
 /// The program of the other tests, whose forks are refused here.
 #[test]
 fn an_unmodified_program_runs_with_its_pages_in_an_executor() {
-    for part in ["blocks", "mappings", "system-calls", "threads", "executes"] {
+    for part in ["mappings", "system-calls", "executes"] {
         assert_done(&run_part(&["--executor", "--budget", "4M"], part));
     }
     // The heap is that of the executor: no other is full so soon.

@@ -99,9 +99,9 @@ static void change(void *argument) {
     free(text);
 }
 
-// A list of 64 MiB of which a few are here: a function goes through it, frees what this side has allocated, and the other way round.
+// A list of 20 MiB of which a few are here: a function goes through it, frees what this side has allocated, and the other way round.
 static void lists(void) {
-    enum { COUNT = 60000 };
+    enum { COUNT = 20000 };
     struct list list = {0};
     build(&list, COUNT);
     const uint64_t sum = (uint64_t)COUNT * (COUNT - 1) / 2;
@@ -122,19 +122,20 @@ static void lists(void) {
 
 static void fill(void *argument) {
     unsigned char **block = argument;
-    *block = malloc(48 * MIB);
-    if (*block != NULL) memset(*block, 0x5a, 48 * MIB);
+    *block = malloc(24 * MIB);
+    if (*block != NULL) memset(*block, 0x5a, 24 * MIB);
 }
 
 // A block that a function has allocated and filled; most of it stays there.
 static void block_of_a_function(void) {
     unsigned char *block = NULL;
+    size_t before = resident();
     CALL(fill, &block);
     CHECK(block != NULL);
-    for (size_t at = 0; at < 48 * MIB; at += PAGE) CHECK(block[at] == 0x5a && block[at + PAGE - 1] == 0x5a);
-    CHECK(resident() < 40 * MIB / PAGE);
-    block = realloc(block, 49 * MIB);
-    CHECK(block != NULL && block[48 * MIB - 1] == 0x5a);
+    for (size_t at = 0; at < 24 * MIB; at += PAGE) CHECK(block[at] == 0x5a && block[at + PAGE - 1] == 0x5a);
+    CHECK(resident() < before + 8 * MIB / PAGE);
+    block = realloc(block, 25 * MIB);
+    CHECK(block != NULL && block[24 * MIB - 1] == 0x5a);
     free(block);
 }
 
@@ -142,7 +143,8 @@ static void write_mapping(void *argument) { memset(*(char **)argument, 3, 4 * MI
 
 // Large mappings are far too. What is given back is zero when it comes again.
 static void mappings(void) {
-    for (int round = 0; round < 20; round++) {
+    size_t before = resident();
+    for (int round = 0; round < 8; round++) {
         char *memory = mmap(NULL, 4 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         CHECK(memory != MAP_FAILED);
         for (size_t at = 0; at < 4 * MIB; at += PAGE) CHECK(memory[at] == 0);
@@ -155,7 +157,7 @@ static void mappings(void) {
         CHECK(mprotect(memory, MIB, PROT_READ) == 0);
         CHECK(munmap(memory, 5 * MIB) == 0);
     }
-    CHECK(resident() < 40 * MIB / PAGE);
+    CHECK(resident() < before + 8 * MIB / PAGE);
 }
 
 static uint64_t total;
@@ -164,7 +166,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static void work(void *argument) {
     uint64_t seed = *(uint64_t *)argument;
     char *kept[64] = {0};
-    for (int i = 0; i < 3000; i++) {
+    for (int i = 0; i < 1000; i++) {
         seed = seed * 6364136223846793005u + 1442695040888963407u;
         char **place = &kept[seed >> 58];
         if (*place != NULL) CHECK(**place == (char)(place - kept));
@@ -192,7 +194,7 @@ static void threads(void) {
     pthread_t running[4];
     for (uintptr_t i = 0; i < 4; i++) CHECK(pthread_create(&running[i], NULL, thread, (void *)i) == 0);
     for (int i = 0; i < 4; i++) CHECK(pthread_join(running[i], NULL) == 0);
-    CHECK(total == 4 * 4 * 3000);
+    CHECK(total == 4 * 4 * 1000);
 }
 
 // The executor serves one process.
@@ -255,11 +257,11 @@ int main(int count, char **arguments) {
         fill_up(&here);
         CHECK(there > 300 && here < 8);
     } else if (strcmp(part, "stored") == 0) {
-        // Of 60 MiB the executor keeps 16 in memory.
+        // Of 30 MiB the executor keeps 4 in memory.
         struct list list = {0};
-        build(&list, 60000);
+        build(&list, 30000);
         CALL(add_up, &list);
-        CHECK(list.count == 60000 && resident_in_executor() < 32 * MIB / PAGE);
+        CHECK(list.count == 30000 && resident_in_executor() < 16 * MIB / PAGE);
         lists();
     } else {
         CHECK(strcmp(part, "all") == 0);
