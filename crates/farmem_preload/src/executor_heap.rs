@@ -25,7 +25,7 @@ use crate::message::{end_program, end_program_after};
 
 /// `struct heddle_pushdown_options`.
 #[repr(C)]
-struct Options {
+struct PushdownOptions {
     size: usize,
     executor: *const c_char,
     contexts: c_uint,
@@ -36,9 +36,9 @@ struct Options {
     memory: usize,
 }
 
-const _: () = assert!(size_of::<Options>() == 56, "as heddle_pushdown.h says");
+const _: () = assert!(size_of::<PushdownOptions>() == 56, "as heddle_pushdown.h says");
 
-type Open = unsafe extern "C" fn(*const Options) -> c_int;
+type Open = unsafe extern "C" fn(*const PushdownOptions) -> c_int;
 type Reason = unsafe extern "C" fn() -> *const c_char;
 type FarMap = unsafe extern "C" fn(usize, usize) -> *mut c_void;
 
@@ -57,8 +57,8 @@ pub(crate) fn attach(heap: ExecutorHeap) {
     local::pass_on();
     let [heap_variable, storage_variable] =
         [EXECUTOR_HEAP_VARIABLE, EXECUTOR_STORAGE_VARIABLE].map(|name| CString::new(name).unwrap_or_default());
-    let options = Options {
-        size: size_of::<Options>(),
+    let options = PushdownOptions {
+        size: size_of::<PushdownOptions>(),
         executor: ptr::null(),
         contexts: heap.contexts.try_into().unwrap_or(c_uint::MAX),
         limit_ms: 0,

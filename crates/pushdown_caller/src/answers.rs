@@ -8,7 +8,7 @@ use pushdown::{CONSTANT_PAGES_MAX, MappingKind, ToExecutor};
 
 use crate::caller::{Broken, Caller, pages_of};
 use crate::mappings::Found;
-use crate::out_of_reach::OutOfReach;
+use crate::refused_memory::OutOfReach;
 use crate::variables;
 
 /// How often a mapping is looked for that changes meanwhile.

@@ -9,7 +9,7 @@
 //! - `caller` is the state: the coherence protocol's, with what it says done by `pages`; mappings are looked up by `mappings`, and `answers` tells of them; `events`
 //!   is what the kernel and the program do with memory.
 //! - `ahead` sends the pages that a function is expected to need.
-//! - `out_of_reach` says why functions cannot have some memory.
+//! - `refused_memory` is what functions cannot have; `out_of_reach` says why.
 //! - `far` is memory whose home is the executor; `far_memory` knows what the program has of it.
 //! - `terms` are those of calls; `cancel` takes calls back, by `tickets`; `liveness` notices an executor that does not answer, with what
 //!   `watch` knows, and `executor_process` ends it; `statistics` are `counts` and more; `times` are those of a thread's last call.
@@ -66,6 +66,7 @@ mod outgoing;
 mod pages;
 mod payload;
 mod places;
+mod refused_memory;
 mod rseq;
 mod settings;
 mod stacks;

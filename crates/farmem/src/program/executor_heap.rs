@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use farmem_control::{EXECUTOR_HEAP_VARIABLE, EXECUTOR_STORAGE_VARIABLE, SECRET_VARIABLE, SOCKET_VARIABLE};
 
-/// The variables by which a program learns of its far heap, whoever has it. A program that is to have another one must not inherit them.
+/// The variables by which a program learns of its far heap, of any kind. A program that is to have another heap must not inherit them.
 pub const FAR_HEAP_VARIABLES: [&str; 4] =
     [SOCKET_VARIABLE, SECRET_VARIABLE, EXECUTOR_HEAP_VARIABLE, EXECUTOR_STORAGE_VARIABLE];
 

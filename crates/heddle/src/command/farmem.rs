@@ -1,10 +1,8 @@
 //! `heddle farmem run` and `profile`: a program with a far heap, and the memory node that has its pages.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::path::Path;
+use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,22 +10,18 @@ use base::Epoch;
 use base::rt::CancellationToken;
 use base::rt::disk::Directory;
 use farmem::{
-    AccessProfile, FAR_HEAP_VARIABLES, FileStorage, PAGE_BYTES, PoolStore, ProfileConfig, ProgramServer,
-    ProgramServerConfig, StorageTier,
+    AccessProfile, FileStorage, PAGE_BYTES, PoolStore, ProfileConfig, ProgramServer, ProgramServerConfig, StorageTier,
 };
 use pool::{AddressSpace, AddressSpaceConfig, Donor, MemoryNode, MemoryNodeConfig, SECTION_BYTES_DEFAULT};
 use rma::shm::ShmProvider;
 use rma::{HostConfig, NodeId, Provider as _, Token};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::farmem_preloading::{LIBRARY, find_library, preloading};
 use super::{farmem_at_executor, farmem_profile};
 use crate::cli::farmem::{FarHeapArguments, FarMemoryCommand};
 use crate::failure::CommandError;
 
-/// The library that programs preload, and the package that has it.
-pub(super) const LIBRARY: (&str, &str) = ("libheddle_farmem.so", "heddle-farmem-preload");
-/// Where else it may be than beside this program, seen from there: where packages install it, and where cargo leaves it.
-const LIBRARY_FOLDERS: [&str; 4] = [".", "../lib", "../lib/heddle", "deps"];
 /// How often it is checked whether children of the program live.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// The file of the storage.
@@ -144,49 +138,11 @@ fn start(arguments: &FarHeapArguments, library: &Path, server: &ProgramServer) -
     child.map_err(|error| CommandError::about(Path::new(program), error))
 }
 
-/// The program, with libraries that it preloads, and without the far heap that this process may have.
-pub(super) fn preloading<'a>(
-    arguments: &'a FarHeapArguments,
-    libraries: &[PathBuf],
-) -> Result<(Command, &'a OsStr), CommandError> {
-    let [program, rest @ ..] = &arguments.program[..] else {
-        return Err(CommandError::new("name a program"));
-    };
-    // What else the user preloads comes first, and calls the libraries' functions.
-    let set = std::env::var_os("LD_PRELOAD").unwrap_or_default();
-    let others =
-        set.as_bytes().split(|byte| matches!(byte, b':' | b' ')).map(|path| Path::new(OsStr::from_bytes(path)));
-    let is_ours = |path: &Path| libraries.iter().any(|library| library.file_name() == path.file_name());
-    let others = others.filter(|path| !path.as_os_str().is_empty() && !is_ours(path));
-    let preloaded: Vec<&OsStr> = others.chain(libraries.iter().map(PathBuf::as_path)).map(Path::as_os_str).collect();
-    let mut command = Command::new(program);
-    command.args(rest).env("LD_PRELOAD", preloaded.join(OsStr::new(":")));
-    for variable in FAR_HEAP_VARIABLES {
-        command.env_remove(variable);
-    }
-    Ok((command, program))
-}
-
 fn terminate_process(number: i32) {
     if let Some(process) = rustix::process::Pid::from_raw(number) {
         // It may have ended.
         let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
     }
-}
-
-/// Finds a library that was built with this program.
-pub(super) fn find_library((name, package): (&str, &str)) -> Result<PathBuf, CommandError> {
-    let program = std::env::current_exe().map_err(CommandError::new)?;
-    let folder = program.parent().unwrap_or(Path::new("."));
-    let places = LIBRARY_FOLDERS.map(|place| folder.join(place).join(name));
-    let found = places.iter().find_map(|place| place.canonicalize().ok());
-    found.ok_or_else(|| {
-        let places: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-        CommandError::new(format!(
-            "the library {name} is missing; build it with `cargo build --release --package {package}`, or put it at one of {}",
-            places.join(", ")
-        ))
-    })
 }
 
 /// A memory node in this process, and its memory.

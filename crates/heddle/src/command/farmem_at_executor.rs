@@ -8,7 +8,7 @@ use farmem::ExecutorHeap;
 use heddle_cli::beside;
 
 use super::executors::{PACKAGE, PROGRAM};
-use super::farmem::{LIBRARY, find_library, preloading};
+use super::farmem_preloading::{LIBRARY, find_library, preloading};
 use crate::cli::farmem::FarMemoryRunArguments;
 use crate::failure::CommandError;
 

@@ -20,6 +20,7 @@ mod executors_relay;
 mod executors_top;
 pub mod farmem;
 mod farmem_at_executor;
+mod farmem_preloading;
 mod farmem_profile;
 pub mod isolate;
 pub mod kv;
