@@ -12,7 +12,7 @@
 //!    [`RelayMessage::Hello`]. The executors' end closes a link that says nothing for [`HELLO_TIME_MAX`].
 //! 3. **Asking the role.** The link's name is the organisation that has issued the certificate of the program's end. Settings say which user of the
 //!    executors' host it stands for. The executors' end makes an area and a pair of sockets, and asks the role for that user. The role compares
-//!    releases and processors, and admits, limits and supervises the executor, as it does for programs of its own host. Its answer goes to the program.
+//!    releases and processors, and admits, limits and supervises the executor, as it does for programs of its own host. The role's answer goes to the program.
 //! 4. **Beginning.** The executor says in its area that it is ready, or why it is not: [`RelayMessage::State`]. The program's end writes it to the
 //!    program's area, where the program looks.
 //! 5. **Frames.** Each end takes the frames that have come in its area, as many as a message has room for, and sends them as one
@@ -39,7 +39,7 @@
 //! 1. What one side's area gets is a prefix of what the other side has sent: each frame once, in order, unchanged. A session never goes on behind a gap.
 //! 2. A session has at most 4 MiB of frames in its link's queue, and one message in each direction beside it. A message has at most
 //!    [`MESSAGE_BYTES_MAX`]; a larger one ends the session once it has come.
-//! 3. A session has a task and a link of its own; none waits for another. A newcomer of another user or organisation never ends one.
+//! 3. Each session has its own task and its own link, so no session waits for another. A new session never ends one of another user or organisation.
 //! 4. No end believes the other, or an area: numbers in an area are checked as executors and libraries check them, and a message with impossible ones ends
 //!    its session alone. The organisation's name is the certificate's, never what a message says.
 //!

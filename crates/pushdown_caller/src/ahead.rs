@@ -14,7 +14,7 @@ use pushdown::Runner;
 use crate::caller::{Broken, Caller};
 
 impl Caller {
-    /// The executor asks for a page. If one function runs, it is that which needs it.
+    /// Notes that the running function needs a page which the executor asks for. With several running, nobody knows which of them does.
     pub(crate) fn note_request(&mut self, message: &CoherenceToCaller) {
         if let CoherenceToCaller::Request { page, access } = message
             && self.calls.len() == 1
