@@ -31,8 +31,8 @@ fn group(provider: &Arc<dyn Provider>, name: &str) -> SiftGroup {
     let place =
         |slot| MemoryNodeAddress { address: format!("local:{name}-{slot}"), name: "orderer".to_owned(), token: TOKEN };
     let timing = SiftTimeouts {
-        // No test depends on how fast this machine is.
-        lease: Duration::from_secs(2),
+        // Longer than any pause of a busy machine: no coordinator loses its lease here. Nor is one waited for.
+        lease: Duration::from_secs(60),
         election_timeout: Duration::from_millis(20),
         attempt_max: Duration::from_millis(500),
         reconnect: Duration::from_millis(10),
@@ -49,18 +49,22 @@ async fn nodes(group: &SiftGroup) -> Vec<Arc<LogMemoryNode>> {
     nodes
 }
 
-/// A standby that does not wait for leases that no coordinator has.
+/// A coordinator of a group that no other coordinator serves: it waits for no silence, and for no lease to end.
 async fn coordinator(group: &SiftGroup) -> Coordinator {
-    let mut group = group.clone();
-    group.timing.lease = Duration::from_millis(200);
-    loop {
+    let coordinator = loop {
         let mut standby = Standby::new(group.clone(), 1).expect("the group is good");
-        let coordinator = standby.take_over().await.expect("a majority is there");
-        if coordinator.is_serving() {
-            coordinator.set_unlogged_recovered();
-            return coordinator;
+        let recovered = match standby.elect().await {
+            Ok(elected) => elected.recover_without_waiting().await,
+            Err(error) => Err(error),
+        };
+        match recovered {
+            Ok(recovered) => break recovered.into_coordinator_unchecked(),
+            Err(error @ (Error::MemoryLost { .. } | Error::Corrupt(_) | Error::Invalid(_))) => panic!("{error}"),
+            Err(_) => {}
         }
-    }
+    };
+    coordinator.set_unlogged_recovered();
+    coordinator
 }
 
 fn run(test: impl Future<Output = ()>) {
@@ -122,7 +126,7 @@ fn a_fenced_coordinator_writes_nothing_and_says_so() {
                 break elected;
             }
         };
-        let new = elected.recover().await.expect("a majority is there");
+        let new = elected.recover_without_waiting().await.expect("a majority is there").into_coordinator_unchecked();
         let failed = old.write(LAYOUT.unlogged_bytes, value(2, 64)).await.expect_err("it is fenced");
         assert!(matches!(failed, Error::Ambiguous | Error::Fenced(_)), "{failed}");
         assert!(matches!(old.ended().await, Error::Fenced(_) | Error::LeaseLost(_)));
