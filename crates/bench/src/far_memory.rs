@@ -3,12 +3,15 @@
 //!
 //! 1. Memory nodes of this process serve a pool over a provider whose verbs take at least the time of the paper's link. A
 //!    region over the pool is filled, so that most of its pages are remote.
-//! 2. In each round the floors and the region are measured in turns: what serving a fault costs at least
+//!    There are two such regions: a thread of the first serves its faults, the thread that faults those of the second
+//!    ([`FaultPath`]).
+//! 2. In each round the floors and the regions are measured in turns: what serving a fault costs at least in either way
 //!    ([`farmem::floor`]), a read of one page and reads of whole groups over the provider, random faults, and a pass through
 //!    the region in order.
-//! 3. The medians over the rounds give the ratios.
+//! 3. The medians over the rounds give the ratios. The floor of a fault is the cheaper of the two ways, and the region's is that
+//!    of the second.
 //!
-//! One thread touches the region; it does not belong to the pool's runtime, whose threads would wait for themselves. Processor time
+//! One thread touches the regions; it does not belong to the pool's runtime, whose threads would wait for themselves. Processor time
 //! is that of the whole process: of the region, the memory nodes and the provider.
 
 use std::collections::VecDeque;
@@ -17,7 +20,9 @@ use std::time::{Duration, Instant};
 
 use base::rt::{CancellationToken, production};
 use base::{BytesMut, Epoch};
-use farmem::{GROUP_PAGES, PAGE_BYTES, PageNumber, PageRange, PageStore, PoolStore, Region, RegionConfig, floor};
+use farmem::{
+    FaultPath, GROUP_PAGES, PAGE_BYTES, PageNumber, PageRange, PageStore, PoolStore, Region, RegionConfig, floor,
+};
 use measurement::error::Error;
 use measurement::figure::{Figure, RatioBound};
 use measurement::interval::median;
@@ -78,13 +83,17 @@ impl Default for FarMemoryConfig {
 type Round = [f64; MEASURED.len()];
 
 /// The rows: the subject, where it was measured, and the unit.
-const MEASURED: [(&str, &str, &str); 6] = [
-    ("fault", "floor", "us"),
+const MEASURED: [(&str, &str, &str); 10] = [
+    ("fault", "floor, handler", "us"),
+    ("fault", "floor, faulting thread", "us"),
     ("page read", "provider", "us"),
-    ("fault", "region", "us"),
+    ("fault", "region, handler", "us"),
+    ("fault", "region, faulting thread", "us"),
     ("stream", "provider", "gb_per_second"),
-    ("stream", "region", "gb_per_second"),
-    ("100,000 faults", "region", "processor_seconds"),
+    ("stream", "region, handler", "gb_per_second"),
+    ("stream", "region, faulting thread", "gb_per_second"),
+    ("100,000 faults", "region, handler", "processor_seconds"),
+    ("100,000 faults", "region, faulting thread", "processor_seconds"),
 ];
 
 /// Measures.
@@ -118,7 +127,8 @@ pub async fn run(config: &FarMemoryConfig, stop: &CancellationToken, tell: &dyn 
     for ((subject, way, unit), value) in MEASURED.iter().zip(medians) {
         figure.row(&[("subject", subject), ("way", way)], &[(unit, value)]);
     }
-    let [floor, read, fault, rate, stream, cores] = medians;
+    let [handler_floor, own_floor, read, _, fault, rate, _, stream, _, cores] = medians;
+    let floor = handler_floor.min(own_floor);
     // Only with the link of the paper do the ratios count.
     let bound = |bound| (!config.unshaped).then_some(bound);
     figure.ratio("fault_over_floor", fault / (floor + read), bound(RatioBound::AtMost(FAULT_OVER_FLOOR_MAX)));
@@ -150,26 +160,31 @@ fn measure(
 ) -> Result<Vec<Round>, Error> {
     let say = |step: String| drop(tell.send(step));
     say(format!("filling {} MiB", config.region_bytes >> 20));
-    let mut filled = FilledRegion::create(config)?;
+    let mut handled = FilledRegion::create(config, FaultPath::Handler)?;
+    let mut own = FilledRegion::create(config, FaultPath::FaultingThread)?;
     let mut rounds = Vec::new();
     for round in 1..=config.rounds {
         if stop.is_cancelled() {
             return Err(Error::Interrupted);
         }
         say(format!("round {round} of {}", config.rounds));
-        let floor = floor::fault_nanos(config.faults.div_ceil(4)).map_err(|error| part(&error))?;
-        let floor = median(floor.into_iter().map(|nanos| nanos as f64 / 1e3));
-        let read = filled.page_read_us()?;
-        let rate = filled.provider_rate()?;
-        let (fault, cores) = filled.random_faults(config.faults);
-        let stream = filled.stream();
-        rounds.push([floor, read, fault, rate, stream, cores]);
+        let faults = config.faults.div_ceil(4);
+        let [floor, own_floor] = [floor::fault_nanos(faults), floor::own_fault_nanos(faults)];
+        let us = |nanos: Vec<u64>| median(nanos.into_iter().map(|nanos| nanos as f64 / 1e3));
+        let floor = floor.map(us).map_err(|error| part(&error))?;
+        let own_floor = own_floor.map(us).map_err(|error| part(&error))?;
+        let read = own.page_read_us()?;
+        let rate = own.provider_rate()?;
+        let (fault, cores) = handled.random_faults(config.faults);
+        let (own_fault, own_cores) = own.random_faults(config.faults);
+        let (stream, own_stream) = (handled.stream(), own.stream());
+        rounds.push([floor, own_floor, read, fault, own_fault, rate, stream, own_stream, cores, own_cores]);
     }
     Ok(rounds)
 }
 
 impl FilledRegion {
-    fn create(config: &FarMemoryConfig) -> Result<FilledRegion, Error> {
+    fn create(config: &FarMemoryConfig, fault_path: FaultPath) -> Result<FilledRegion, Error> {
         let inner: Arc<dyn Provider> = match config.tcp {
             true => Arc::new(TcpProvider::default()),
             false => Arc::new(ShmProvider::default()),
@@ -188,7 +203,7 @@ impl FilledRegion {
         })?;
         let shared: Arc<dyn PageStore> = Arc::<PoolStore>::clone(&store);
         let (bytes, budget_bytes) = (config.region_bytes, config.budget_bytes);
-        let region = RegionConfig { name: "bench".to_owned(), bytes, budget_bytes, store: shared };
+        let region = RegionConfig { name: "bench".to_owned(), bytes, budget_bytes, store: shared, fault_path };
         let mut region = Region::create(region).map_err(|error| part(&error))?;
         region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).for_each(|page| page[0] = 1);
         Ok(FilledRegion { region, store, _nodes: nodes, runtime, next: 0 })

@@ -6,8 +6,13 @@
 //!    go on at the end of `guard`, which returns the loss.
 //! 3. Otherwise the handler writes which region, and which node, to standard error, and lets the signal end the process.
 //! 4. SIGBUS at other addresses, or sent by a program, goes to the handler that was there before.
+//! 5. A region whose faults the faulting thread serves ([`FaultPath::FaultingThread`](crate::FaultPath)) has a
+//!    [`FaultService`]: the handler calls it first. If the page is not lost, the access is repeated. (Not every kernel says which
+//!    pages are poisoned.)
 //!
-//! The handler is installed once, with the first region of the process. It allocates nothing and takes no lock.
+//! The handler is installed with the first region of the process. But for what a service does, it allocates nothing and takes
+//! no lock. With the first service it leaves the signal stacks of threads, which are small, for their own. Signals that
+//! no instruction causes wait until it returns: their handlers may touch far memory, and this thread may hold a lock of the pager.
 //!
 //! A system call on a lost page fails with `EFAULT` or `EHWPOISON`; no signal is sent for it.
 
@@ -24,6 +29,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use crate::error::{Error, Lost};
+use crate::kernel::signals;
 use crate::page::{PAGE_BYTES, PageNumber, PageRange};
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -32,6 +38,9 @@ compile_error!("heddle-farmem: leaving an access to a lost page is written for x
 /// Regions that a process may have at the same time.
 pub(crate) const REGIONS_MAX: usize = 64;
 
+/// The bit of a page fault's error code that says that the access was a write (Intel SDM, volume 3, section 5.7).
+const PAGE_FAULT_WRITE: i64 = 1 << 1;
+
 /// A region, as the signal's handler sees it.
 struct Slot {
     /// 0 when the slot is free.
@@ -39,11 +48,22 @@ struct Slot {
     end: AtomicU64,
     /// What the handler writes; null before the first loss.
     message: AtomicPtr<String>,
+    /// Null when a thread of the region serves its faults.
+    service: AtomicPtr<FaultService>,
 }
 
-static SLOTS: [Slot; REGIONS_MAX] =
-    [const { Slot { start: AtomicU64::new(0), end: AtomicU64::new(0), message: AtomicPtr::new(ptr::null_mut()) } };
-        REGIONS_MAX];
+static SLOTS: [Slot; REGIONS_MAX] = [const {
+    Slot {
+        start: AtomicU64::new(0),
+        end: AtomicU64::new(0),
+        message: AtomicPtr::new(ptr::null_mut()),
+        service: AtomicPtr::new(ptr::null_mut()),
+    }
+}; REGIONS_MAX];
+
+/// Serves a fault in the thread that faults: its address, and whether the access is a write. Returns whether the access is to be
+/// repeated: the page is not lost.
+pub(crate) struct FaultService(pub(crate) Box<dyn Fn(u64, bool) -> bool + Send + Sync>);
 
 /// The regions with losses, for code outside of the handler.
 static SITES: Mutex<Vec<Arc<SiteLosses>>> = Mutex::new(Vec::new());
@@ -99,22 +119,35 @@ struct SiteLosses {
 pub(crate) struct FaultSite {
     slot: &'static Slot,
     losses: Arc<SiteLosses>,
+    service: OnceLock<FaultService>,
 }
 
 impl FaultSite {
     /// # Errors
     /// [`Error::Config`] when the process has too many regions, [`Error::System`].
     pub(crate) fn new(start: u64, bytes: u64, region: &str) -> Result<FaultSite, Error> {
-        install()?;
+        install(false)?;
         let mut sites = SITES.lock().unwrap_or_else(PoisonError::into_inner);
         let free = SLOTS.iter().find(|slot| slot.start.load(Ordering::Relaxed) == 0);
         let slot = free.ok_or_else(|| Error::Config(format!("a process has at most {REGIONS_MAX} regions")))?;
         slot.message.store(ptr::null_mut(), Ordering::Relaxed);
+        slot.service.store(ptr::null_mut(), Ordering::Relaxed);
         slot.end.store(start + bytes, Ordering::Relaxed);
         slot.start.store(start, Ordering::Release);
         let losses = Arc::new(SiteLosses { start, bytes, region: region.to_owned(), lost: Mutex::default() });
         sites.push(Arc::clone(&losses));
-        Ok(FaultSite { slot, losses })
+        Ok(FaultSite { slot, losses, service: OnceLock::new() })
+    }
+
+    /// Has faulting threads serve themselves from now on, until this is dropped.
+    ///
+    /// # Errors
+    /// [`Error::System`].
+    pub(crate) fn serve(&self, service: FaultService) -> Result<(), Error> {
+        install(true)?;
+        let service = ptr::from_ref(self.service.get_or_init(|| service)).cast_mut();
+        self.slot.service.store(service, Ordering::Release);
+        Ok(())
     }
 
     /// Notes lost pages, before they are poisoned.
@@ -275,30 +308,31 @@ fn loss_at(address: u64) -> Lost {
     Lost { region: site.region.clone(), range: PageRange::of(page), node }
 }
 
-fn install() -> Result<(), Error> {
-    static INSTALLED: Mutex<bool> = Mutex::new(false);
-    let mut is_installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
-    if *is_installed {
+/// Installs the handler; with `serves` one that runs on the stack of the thread.
+fn install(serves: bool) -> Result<(), Error> {
+    static INSTALLED: Mutex<Option<bool>> = Mutex::new(None);
+    let mut installed_for = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+    if installed_for.is_some_and(|service| service >= serves) {
         return Ok(());
     }
     // SAFETY: both structures are plain data, for which zeros are valid. The handler does only what a handler may.
     let installed = unsafe {
         let mut earlier: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(libc::SIGBUS, ptr::null(), &mut earlier) == 0 {
+        if installed_for.is_none() && libc::sigaction(libc::SIGBUS, ptr::null(), &mut earlier) == 0 {
             // Before the handler can run.
             let _ = EARLIER.set(earlier);
         }
         let mut action: libc::sigaction = std::mem::zeroed();
         let handler: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = on_bus_error;
         action.sa_sigaction = handler as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        libc::sigemptyset(&mut action.sa_mask);
+        action.sa_flags = if serves { libc::SA_SIGINFO } else { libc::SA_SIGINFO | libc::SA_ONSTACK };
+        action.sa_mask = signals::asynchronous();
         libc::sigaction(libc::SIGBUS, &action, ptr::null_mut())
     };
     if installed != 0 {
         return Err(Error::system("cannot handle SIGBUS"));
     }
-    *is_installed = true;
+    *installed_for = Some(serves);
     Ok(())
 }
 
@@ -311,6 +345,21 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *
         code > 0 && start != 0 && (start..slot.end.load(Ordering::Relaxed)).contains(&address)
     });
     let Some(slot) = slot else { return pass_on(signal, info, context) };
+    let service = slot.service.load(Ordering::Acquire);
+    if !service.is_null() {
+        // SAFETY: the service lives as long as its region, to which the access is. The context is as above. `errno` is this thread's.
+        let is_repeated = unsafe {
+            let registers = &(*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs;
+            let is_write = registers[libc::REG_ERR as usize] & PAGE_FAULT_WRITE != 0;
+            let errno = *libc::__errno_location();
+            let is_repeated = ((*service).0)(address, is_write);
+            *libc::__errno_location() = errno;
+            is_repeated
+        };
+        if is_repeated {
+            return;
+        }
+    }
     let frame = GUARD.get();
     if !frame.is_null() {
         // SAFETY: the frame lies in a call of `guard` of this very thread that has not returned. The context is the thread's, as

@@ -9,15 +9,20 @@
 //! ```
 //!
 //! ```no_run
-//! use farmem::{PoolStore, Region, RegionConfig};
+//! use farmem::{FaultPath, PoolStore, Region, RegionConfig};
 //! use std::sync::Arc;
 //!
 //! # fn example(runtime: base::rt::production::Runtime, space: pool::AddressSpace) -> Result<(), farmem::Error> {
 //! // `space` was opened in `runtime` for far memory alone. `pool` shows how to open one.
 //! let bytes = 1 << 30;
 //! let store = runtime.block_on(async { PoolStore::new(space, bytes / farmem::PAGE_BYTES as u32, None) })?;
-//! let config =
-//!     RegionConfig { name: "index".to_owned(), bytes: bytes.into(), budget_bytes: 64 << 20, store: Arc::new(store) };
+//! let config = RegionConfig {
+//!     name: "index".to_owned(),
+//!     bytes: bytes.into(),
+//!     budget_bytes: 64 << 20,
+//!     store: Arc::new(store),
+//!     fault_path: FaultPath::Handler,
+//! };
 //! // From here on a thread that is none of the runtime's: they answer the donors, and would wait for themselves.
 //! let mut region = Region::create(config)?;
 //! region.write(4096, b"far away")?; // An error if the page is lost.
@@ -41,7 +46,8 @@
 //! * A read returns what was last written, or does not return: bytes that are lost are never replaced by others. The simulations
 //!   in `tests/farmem` check this under failing stores and lost donors.
 //! * Resident pages stay within the budget; a buffer of at most 2 MiB for pages that leave comes on top.
-//! * Any access works, of any thread, that of system calls included: they sleep for their pages as the program does.
+//! * Any access works, of any thread, that of system calls included: they sleep for their pages as the program does. Where
+//!   threads serve their own faults, system calls fail instead ([`FaultPath`]).
 //!
 //! # What it needs around it
 //! * Linux 6.9 or newer on x86-64, with `/dev/userfaultfd` open to this process, or `vm.unprivileged_userfaultfd = 1`.
@@ -82,6 +88,6 @@ pub use program::{
     AccessProfile, AccessRun, CodeAddress, CodeObject, CodeSite, ExecutorHeap, FAR_HEAP_VARIABLES, ProfileConfig,
     ProgramServer, ProgramServerConfig, ProgramStats, ReturnAddress, SiteAccesses,
 };
-pub use region::{Region, RegionConfig};
+pub use region::{FaultPath, Region, RegionConfig};
 pub use storage_tier::{FileStorage, StorageTier};
 pub use store::{PageStore, StoreError, StoreFuture};

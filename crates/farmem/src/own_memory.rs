@@ -1,5 +1,6 @@
 //! A region in the memory of this process.
 
+use std::sync::Arc;
 use std::{io, thread};
 
 use crate::error::Error;
@@ -7,7 +8,7 @@ use crate::guard::FaultSite;
 use crate::kernel::mapping::Mapping;
 use crate::kernel::userfault::{UserEvent, UserFaults};
 use crate::page::{PAGE_BYTES, PageRange};
-use crate::pager::{Home, PagerCore};
+use crate::pager::{FaultingThreads, Home, PagerCore};
 use crate::report;
 
 /// A region's memory, and the doorbell that ends its handler.
@@ -16,6 +17,8 @@ pub(crate) struct OwnMemory {
     pub(crate) site: FaultSite,
     pub(crate) memory: Mapping,
     doorbell: Mapping,
+    /// Those that serve their own faults: then the kernel reports none, and nobody rings.
+    threads: Option<Arc<FaultingThreads>>,
 }
 
 impl OwnMemory {
@@ -23,18 +26,26 @@ impl OwnMemory {
     ///
     /// # Errors
     /// [`Error::System`], [`Error::Config`] when this process has too many regions.
-    pub(crate) fn new(name: &str, bytes: usize, faults: &UserFaults) -> Result<OwnMemory, Error> {
+    pub(crate) fn new(
+        name: &str,
+        bytes: usize,
+        faults: &UserFaults,
+        threads: Option<Arc<FaultingThreads>>,
+    ) -> Result<OwnMemory, Error> {
         let memory = Mapping::reserve(bytes)?;
         let doorbell = Mapping::reserve(PAGE_BYTES)?;
         faults.register(memory.address(), memory.len() as u64, true)?;
         faults.register(doorbell.address(), doorbell.len() as u64, false)?;
         let site = FaultSite::new(memory.address(), memory.len() as u64, name)?;
-        Ok(OwnMemory { site, memory, doorbell })
+        Ok(OwnMemory { site, memory, doorbell, threads })
     }
 
     /// Has the handler look whether the region ends. Returns when it has.
     pub(crate) fn ring(&self) {
-        self.doorbell.touch(0);
+        match &self.threads {
+            Some(threads) => threads.close(),
+            None => self.doorbell.touch(0),
+        }
     }
 }
 
@@ -48,7 +59,10 @@ impl Home for OwnMemory {
     }
 
     fn wait(&self, faults: &UserFaults, events: &mut Vec<UserEvent>) -> io::Result<bool> {
-        faults.read(events).map(|()| true)
+        match &self.threads {
+            Some(threads) => Ok(threads.take(events)),
+            None => faults.read(events).map(|()| true),
+        }
     }
 
     fn is_doorbell(&self, address: u64) -> bool {

@@ -6,15 +6,31 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Error, Lost};
-use crate::guard::guard;
+use crate::guard::{FaultService, guard};
 use crate::kernel::userfault::UserFaults;
 use crate::own_eviction::OwnEviction;
 use crate::own_memory::OwnMemory;
 use crate::page::{PAGE_BYTES, REGION_PAGES_MAX};
-use crate::pager::{PagerCore, PagerThreads};
+use crate::pager::{FaultingThreads, PagerCore, PagerThreads};
 use crate::report;
 use crate::store::PageStore;
 use crate::table::{BUDGET_PAGES_MIN, RegionStats, RegionTable};
+
+/// Which thread serves the page faults of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum FaultPath {
+    /// A thread of the region: any access works, that of system calls included.
+    #[default]
+    Handler,
+    /// The thread that touches the page, in a handler of SIGBUS, which takes less than half the time over a provider that
+    /// answers at once (`shm`, RDMA adapters). In exchange:
+    /// * A system call on a page that is not resident, or a write of a system call to a page that is write-protected, fails with
+    ///   `EFAULT`. Copy through other memory ([`Region::read`], [`Region::write`]).
+    /// * A thread that touches the region must not block SIGBUS, nor be a handler of that signal, and needs some 16 KiB of stack
+    ///   more. Signal stacks (`sigaltstack`) are not used for SIGBUS in this process any more.
+    /// * The memory allocator of the program must not lie in a region.
+    FaultingThread,
+}
 
 /// The configuration of a region.
 #[derive(Clone)]
@@ -27,6 +43,8 @@ pub struct RegionConfig {
     pub budget_bytes: u64,
     /// Where the other pages are.
     pub store: Arc<dyn PageStore>,
+    /// Which thread serves page faults.
+    pub fault_path: FaultPath,
 }
 
 /// Memory of this process that pages fault into. It reads as zeros at first. It ends with this value: what the
@@ -51,18 +69,29 @@ impl Region {
     /// # Errors
     /// [`Error::NoUserFaults`] on a machine that does not allow it, [`Error::Config`], [`Error::System`].
     pub fn create(config: RegionConfig) -> Result<Region, Error> {
-        let RegionConfig { name, bytes, budget_bytes, store } = config;
+        let RegionConfig { name, bytes, budget_bytes, store, fault_path } = config;
         let (pages, table) = new_table(bytes, budget_bytes)?;
         report::start()?;
-        let faults = UserFaults::open()?;
+        let (faults, threads) = match fault_path {
+            FaultPath::Handler => (UserFaults::open()?, None),
+            FaultPath::FaultingThread => (UserFaults::open_signalling()?, Some(Arc::new(FaultingThreads::default()))),
+        };
         faults.check_moves()?;
         let bytes = pages as usize * PAGE_BYTES;
-        let own = Arc::new(OwnMemory::new(&name, bytes, &faults)?);
+        let own = Arc::new(OwnMemory::new(&name, bytes, &faults, threads.clone())?);
         let path = Box::new(OwnEviction::new(Arc::clone(&own), &faults)?);
-        let core = Arc::new(PagerCore::new(name, table, faults, Arc::<OwnMemory>::clone(&own), store));
+        let core = Arc::new(PagerCore::new(name, table, faults, Arc::<OwnMemory>::clone(&own), store, threads.clone()));
         let process = std::process::id();
         let mut region = Region { core: Arc::clone(&core), own, threads: PagerThreads::new(), bytes, process };
         region.threads.start(&core, path)?;
+        if let Some(threads) = threads {
+            let core = Arc::downgrade(&core);
+            let serve = move |address, is_write| {
+                // Nobody touches a region that has ended.
+                core.upgrade().is_some_and(|core| threads.serve(&core, address, is_write))
+            };
+            region.own.site.serve(FaultService(Box::new(serve)))?;
+        }
         Ok(region)
     }
 

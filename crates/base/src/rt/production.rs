@@ -32,10 +32,33 @@ impl Runtime {
         Ok(Runtime { inner })
     }
 
+    /// Has other threads use this runtime's timers and tasks.
+    pub fn handle(&self) -> RuntimeHandle {
+        RuntimeHandle(self.inner.handle().clone())
+    }
+
     /// Runs `future` to its end, with this runtime as the ambient one.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.inner.block_on(future)
     }
+}
+
+/// A runtime, for threads that are none of its own. It keeps no runtime alive.
+#[derive(Clone, Debug)]
+pub struct RuntimeHandle(tokio::runtime::Handle);
+
+impl RuntimeHandle {
+    /// Makes the runtime the ambient one of the calling thread until the guard is dropped: for polling futures that may need
+    /// timers. A runtime of one thread fires them only while that thread is idle in [`Runtime::block_on`].
+    pub fn enter(&self) -> RuntimeGuard<'_> {
+        RuntimeGuard { _entered: self.0.enter() }
+    }
+}
+
+/// See [`RuntimeHandle::enter`].
+#[derive(Debug)]
+pub struct RuntimeGuard<'a> {
+    _entered: tokio::runtime::EnterGuard<'a>,
 }
 
 /// Runs `future` to its end on a new runtime with two workers: for tests and small tools.

@@ -8,6 +8,19 @@ use std::{mem, ptr};
 const SYNCHRONOUS: [libc::c_int; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT];
 
+/// All signals but the synchronous ones.
+pub(crate) fn asynchronous() -> libc::sigset_t {
+    // SAFETY: the set is plain data, which the calls fill; all signals are valid ones.
+    unsafe {
+        let mut set: libc::sigset_t = mem::zeroed();
+        libc::sigfillset(&mut set);
+        for signal in SYNCHRONOUS {
+            libc::sigdelset(&mut set, signal);
+        }
+        set
+    }
+}
+
 /// Blocks all other signals for the calling thread while this exists. Threads that are started meanwhile keep them blocked.
 pub(crate) struct SignalsBlocked {
     before: libc::sigset_t,
@@ -15,14 +28,10 @@ pub(crate) struct SignalsBlocked {
 
 impl SignalsBlocked {
     pub(crate) fn new() -> SignalsBlocked {
-        // SAFETY: the sets are plain data, which the calls fill; all signals are valid ones.
+        // SAFETY: the second set is plain data, which the call fills.
         unsafe {
-            let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = mem::zeroed();
-            libc::sigfillset(&mut set);
-            for signal in SYNCHRONOUS {
-                libc::sigdelset(&mut set, signal);
-            }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+            let mut before: libc::sigset_t = mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_BLOCK, &asynchronous(), &mut before);
             SignalsBlocked { before }
         }
     }

@@ -25,6 +25,7 @@ const API_VERSION: u64 = 0xaa;
 
 const FEATURE_WRITE_PROTECT: u64 = 1;
 const FEATURE_EVENT_FORK: u64 = 1 << 1;
+const FEATURE_SIGNAL: u64 = 1 << 7;
 const FEATURE_THREAD_ID: u64 = 1 << 8;
 const FEATURE_POISON: u64 = 1 << 14;
 const FEATURE_MOVE: u64 = 1 << 16;
@@ -155,9 +156,21 @@ impl UserFaults {
     /// # Errors
     /// [`Error::NoUserFaults`].
     pub(crate) fn open() -> Result<UserFaults, Error> {
+        UserFaults::open_with(FEATURES)
+    }
+
+    /// Opens one that reports no fault: instead the thread gets a SIGBUS, and a system call fails with `EFAULT`.
+    ///
+    /// # Errors
+    /// [`Error::NoUserFaults`].
+    pub(crate) fn open_signalling() -> Result<UserFaults, Error> {
+        UserFaults::open_with(FEATURES | FEATURE_SIGNAL)
+    }
+
+    fn open_with(features: u64) -> Result<UserFaults, Error> {
         let file = open_file().map_err(|error| Error::NoUserFaults(error.to_string()))?;
         let faults = UserFaults::new(file, false);
-        faults.enable(FEATURES)?;
+        faults.enable(features)?;
         Ok(faults)
     }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
+use super::faulting_thread::FaultingThreads;
 use super::read_ahead::ReadAheadQueue;
 use super::room::LastObstacle;
 use crate::kernel::userfault::{UserEvent, UserFaults};
@@ -22,6 +23,8 @@ pub(crate) struct PagerCore {
     pub(crate) faults: UserFaults,
     pub(crate) home: Arc<dyn Home>,
     pub(crate) store: Arc<dyn PageStore>,
+    /// The threads that serve their own faults, if they do.
+    pub(crate) threads: Option<Arc<FaultingThreads>>,
     /// What the prefetcher has to do.
     pub(super) ahead: ReadAheadQueue,
     table: Mutex<RegionTable>,
@@ -43,12 +46,14 @@ impl PagerCore {
         faults: UserFaults,
         home: Arc<dyn Home>,
         store: Arc<dyn PageStore>,
+        threads: Option<Arc<FaultingThreads>>,
     ) -> PagerCore {
         PagerCore {
             name,
             faults,
             home,
             store,
+            threads,
             ahead: ReadAheadQueue::default(),
             table: Mutex::new(table),
             room: Condvar::new(),
@@ -80,6 +85,14 @@ impl PagerCore {
         assert_eq!(bytes.len(), range.bytes(), "a store returns the pages that it was asked for");
         self.or_end("cannot map a page", self.faults.copy(self.address(range), bytes, !writable));
         self.table().filled(range);
+        self.announce();
+    }
+
+    /// Maps zeros at pages that are filling, and wakes their threads.
+    pub(super) fn map_zeros(&self, range: PageRange) {
+        self.or_end("cannot map zeros", self.faults.zero(self.address(range), range.bytes() as u64));
+        self.table().filled(range);
+        self.announce();
     }
 
     /// Leaves pages remote that were filling; their threads fault again.
@@ -90,7 +103,17 @@ impl PagerCore {
 
     /// Has the threads that wait for these pages try again.
     pub(crate) fn wake(&self, range: PageRange) {
-        self.or_end("cannot wake a thread", self.faults.wake(self.address(range), range.bytes() as u64));
+        match &self.threads {
+            Some(threads) => threads.announce(),
+            None => self.or_end("cannot wake a thread", self.faults.wake(self.address(range), range.bytes() as u64)),
+        }
+    }
+
+    /// Has threads that serve their own faults look whether they wait any longer. The kernel has woken all others.
+    pub(super) fn announce(&self) {
+        if let Some(threads) = &self.threads {
+            threads.announce();
+        }
     }
 
     /// Has the evictor look whether pages should leave.

@@ -42,7 +42,10 @@ pub(super) async fn run(core: Arc<PagerCore>) {
                     }
                 }
                 UserEvent::Fault(fault) if core.home.is_postponed(fault.thread) => postponed.push(fault),
-                UserEvent::Fault(fault) => handler.handle(fault).await,
+                UserEvent::Fault(fault) => {
+                    handler.handle(fault).await;
+                    core.announce();
+                }
             }
         }
         if !postponed.is_empty() && !core.home.is_postponed(postponed[0].thread) {
@@ -103,14 +106,11 @@ impl Handler<'_> {
             core.wait_for_room();
         };
         match plan {
-            FaultPlan::Wake | FaultPlan::Lost => core.or_end("cannot wake a thread", core.faults.wake(address, bytes)),
+            FaultPlan::Wake | FaultPlan::Lost => core.wake(range),
             FaultPlan::Unprotect => {
                 core.or_end("cannot make a page writable", core.faults.unprotect(address, bytes));
             }
-            FaultPlan::Zero(range) => {
-                core.or_end("cannot map zeros", core.faults.zero(core.address(range), range.bytes() as u64));
-                core.table().filled(range);
-            }
+            FaultPlan::Zero(range) => core.map_zeros(range),
             FaultPlan::Fill { writable, ahead } => {
                 let pages_ahead = ahead.iter().map(|range| u64::from(range.pages)).sum();
                 core.home.note_remote_access(fault.thread, pages_ahead);

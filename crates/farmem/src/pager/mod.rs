@@ -8,14 +8,16 @@
 //!    from there. The program goes on meanwhile, unless it touches one of these pages. Only the process that has the pages can
 //!    do this: [`EvictionPath`].
 //! 3. A fault that finds no room waits until the evictor has made some.
-//! 4. The *doorbell* is one more registered page, outside of the region. A thread of the process that wants something of the
+//! 4. In a region that has it so ([`FaultPath::FaultingThread`](crate::FaultPath)), a thread that faults does itself what the
+//!    handler would, and leaves to the handler only what takes longer ([`faulting_thread`]).
+//! 5. The *doorbell* is one more registered page, outside of the region. A thread of the process that wants something of the
 //!    handler touches it; the handler receives this fault like any other. So it can block in one call, which is the
 //!    fastest way to wait. In this process, the thread that drops the region rings; programs have more to say
 //!    ([`program`](crate::program)).
 //!
 //! Invariants:
-//! * Only the handler and the prefetcher fill pages, only the evictor takes them away; each holds the table's lock for its
-//!   decisions alone.
+//! * Only the handler, the prefetcher and faulting threads fill pages, only the evictor takes them away; each holds the table's
+//!   lock for its decisions alone.
 //! * A page is mapped before the table says that it is, and moved out before the table says that it is not.
 //! * No thread of the region touches the region's memory itself.
 //!
@@ -24,6 +26,7 @@
 
 mod core;
 mod evictor;
+mod faulting_thread;
 mod handler;
 mod prefetcher;
 mod read_ahead;
@@ -32,4 +35,5 @@ mod threads;
 
 pub(crate) use core::{Home, PagerCore};
 pub(crate) use evictor::{EvictionPath, TakenPages};
+pub(crate) use faulting_thread::FaultingThreads;
 pub(crate) use threads::PagerThreads;

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use base::rt::production::Runtime;
+use base::rt::production::{Runtime, RuntimeHandle};
 
 use super::core::PagerCore;
 use super::evictor::{self, EvictionPath};
@@ -28,9 +28,13 @@ impl PagerThreads {
     /// # Errors
     /// [`Error::System`]; those that were started go on.
     pub(crate) fn start(&mut self, core: &Arc<PagerCore>, path: Box<dyn EvictionPath>) -> Result<(), Error> {
-        self.run("farmem-handler", core, handler::run(Arc::clone(core)))?;
+        let runtime = self.run("farmem-handler", core, handler::run(Arc::clone(core)))?;
+        if let Some(threads) = &core.threads {
+            threads.set_runtime(runtime);
+        }
         self.run("farmem-prefetcher", core, prefetcher::run(Arc::clone(core)))?;
-        self.run("farmem-evictor", core, evictor::run(Arc::clone(core), path))
+        self.run("farmem-evictor", core, evictor::run(Arc::clone(core), path))?;
+        Ok(())
     }
 
     /// How many were started.
@@ -53,10 +57,11 @@ impl PagerThreads {
         name: &str,
         core: &Arc<PagerCore>,
         task: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<(), Error> {
+    ) -> Result<RuntimeHandle, Error> {
         let core = Arc::clone(core);
         let failed = |error: std::io::Error| Error::from_io("cannot start a thread of far memory", &error);
         let runtime = Runtime::current_thread().map_err(failed)?;
+        let handle = runtime.handle();
         // A handler of the program may touch the region, and must not do so on the thread that serves it.
         let _blocked = SignalsBlocked::new();
         let thread = std::thread::Builder::new().name(name.to_owned());
@@ -65,6 +70,6 @@ impl PagerThreads {
             core.home.thread_ended(&core, outcome);
         });
         self.threads.push(started.map_err(failed)?);
-        Ok(())
+        Ok(handle)
     }
 }

@@ -204,7 +204,7 @@ impl ServedProgram {
     fn into_served(self) -> Arc<Served> {
         let ServedProgram { memory, faults, table } = self;
         let (home, store) = (Arc::clone(&memory), Arc::clone(&memory.store));
-        let core = Arc::new(PagerCore::new(memory.name.clone(), table, faults, home, store));
+        let core = Arc::new(PagerCore::new(memory.name.clone(), table, faults, home, store, None));
         Arc::new(Served { memory, core })
     }
 }

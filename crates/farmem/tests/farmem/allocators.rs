@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::rt::simulation::Prng;
-use farmem::RegionAllocator;
+use farmem::{FaultPath, RegionAllocator};
 
 use crate::memory_store::MemoryStore;
 use crate::regions::region;
@@ -14,7 +14,8 @@ use crate::time_limit::time_limit;
 #[test]
 fn blocks_never_overlap_and_keep_their_content() {
     let _limit = time_limit();
-    let allocator = RegionAllocator::new(region(1 << 20, 256 << 10, Arc::new(MemoryStore::default())));
+    let allocator =
+        RegionAllocator::new(region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()), FaultPath::Handler));
     let mut rng = Prng::new(3);
     let mut blocks: BTreeMap<usize, (Layout, u8)> = BTreeMap::new();
     let (mut full, mut mark) = (0, 0_u8);

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use farmem::PAGE_BYTES;
+use farmem::{FaultPath, PAGE_BYTES};
 
 use crate::memory_store::MemoryStore;
 use crate::regions::region;
@@ -51,7 +51,7 @@ fn pages_that_a_device_holds_stay_and_the_evictor_pauses() {
         return assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stdout));
     }
     let _limit = time_limit();
-    let mut region = region(2 << 20, 256 << 10, Arc::new(MemoryStore::default()));
+    let mut region = region(2 << 20, 256 << 10, Arc::new(MemoryStore::default()), FaultPath::Handler);
     let pinned = 56 * PAGE_BYTES;
     region.as_mut_slice()[..pinned].fill(7);
     let ring = pin(region.as_ptr(), pinned);

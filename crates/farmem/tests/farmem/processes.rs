@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::{fs, io};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::{fs, io, ptr};
 
-use farmem::PAGE_BYTES;
+use farmem::{FaultPath, PAGE_BYTES};
 
 use crate::memory_store::MemoryStore;
-use crate::regions::region;
+use crate::regions::{PATHS, region};
 use crate::time_limit::time_limit;
 
 const CHILD: &str = "HEDDLE_FARMEM_CHILD";
@@ -36,15 +36,63 @@ fn a_program_may_hold_standard_error_while_it_waits_for_pages() {
         return assert_succeeds(&run);
     }
     let _limit = time_limit();
-    let store = Arc::new(MemoryStore::default());
-    store.is_flaky.store(true, Ordering::Relaxed);
-    let mut region = region(1 << 20, 256 << 10, store);
     tracing::subscriber::set_global_default(StderrLogger).expect("this process has no other");
-    let _held = (io::stderr().lock(), io::stdout().lock());
-    for round in 0..4 {
-        region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).for_each(|page| page[0] = round);
+    for path in PATHS {
+        let store = Arc::new(MemoryStore::default());
+        store.is_flaky.store(true, Ordering::Relaxed);
+        let mut region = region(1 << 20, 256 << 10, store, path);
+        let _held = (io::stderr().lock(), io::stdout().lock());
+        for round in 0..4 {
+            region.as_mut_slice().chunks_exact_mut(PAGE_BYTES).for_each(|page| page[0] = round);
+        }
+        assert!(region.stats().restored_pages > 0);
     }
-    assert!(region.stats().restored_pages > 0);
+}
+
+static TICKED: AtomicUsize = AtomicUsize::new(0);
+static TICKED_AT: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
+
+/// Pages of the region that [`on_tick`] touches in turn.
+const TICKED_PAGES: usize = 1024;
+
+extern "C" fn on_tick(_: libc::c_int) {
+    let tick = TICKED.fetch_add(1, Ordering::Relaxed);
+    let word = TICKED_AT.load(Ordering::Relaxed).wrapping_add(tick * 37 % TICKED_PAGES * PAGE_BYTES + 8).cast::<u64>();
+    // SAFETY: the timer runs while the region exists, and nothing else uses these words.
+    unsafe { word.write_volatile(word.read_volatile() + 1) };
+}
+
+/// Where a thread serves its own fault, it holds locks that the fault of a signal's handler needs.
+#[test]
+fn a_handler_of_the_program_may_touch_the_region_at_any_time() {
+    if let Some(run) = in_child("a_handler_of_the_program_may_touch_the_region_at_any_time") {
+        return assert_succeeds(&run);
+    }
+    let _limit = time_limit();
+    for path in PATHS {
+        let mut region = region(TICKED_PAGES * PAGE_BYTES, 512 << 10, Arc::new(MemoryStore::default()), path);
+        TICKED.store(0, Ordering::Relaxed);
+        TICKED_AT.store(region.as_ptr(), Ordering::Relaxed);
+        let every = |micros| libc::timeval { tv_sec: 0, tv_usec: micros };
+        let timer = |micros| libc::itimerval { it_interval: every(micros), it_value: every(micros) };
+        // SAFETY: the handler has one argument, and does what a handler may.
+        unsafe { libc::signal(libc::SIGALRM, on_tick as *const () as usize) };
+        // SAFETY: the kernel reads one structure.
+        assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer(200), ptr::null_mut()) }, 0);
+        let mut round = 0_u64;
+        while TICKED.load(Ordering::Relaxed) < 2000 {
+            round += 1;
+            for page in region.as_mut_slice().chunks_exact_mut(PAGE_BYTES) {
+                page[..8].copy_from_slice(&round.to_le_bytes());
+            }
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::setitimer(libc::ITIMER_REAL, &timer(0), ptr::null_mut()) }, 0);
+        let word = |page: &[u8], at: usize| u64::from_le_bytes(page[at..at + 8].try_into().expect("eight bytes"));
+        let pages = || region.as_slice().chunks_exact(PAGE_BYTES);
+        assert!(pages().all(|page| word(page, 0) == round), "{path:?}");
+        assert_eq!(pages().map(|page| word(page, 8)).sum::<u64>(), TICKED.load(Ordering::Relaxed) as u64, "{path:?}");
+    }
 }
 
 /// Writes events to standard error, under its lock, as loggers do.
@@ -70,7 +118,7 @@ impl tracing::Subscriber for StderrLogger {
 #[test]
 fn the_threads_of_a_region_take_no_signals_of_the_program() {
     let _limit = time_limit();
-    let _region = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()));
+    let _region = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()), FaultPath::Handler);
     // A thread has its name only when it runs.
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
@@ -100,7 +148,7 @@ fn a_bus_error_that_is_sent_ends_the_program() {
     // Without the handler of Rust's standard library, which takes each signal for an access that will be repeated.
     // SAFETY: the call has no memory argument.
     unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
-    let _region = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()));
+    let _region = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()), FaultPath::Handler);
     // SAFETY: as above.
     unsafe { libc::raise(libc::SIGBUS) };
     println!("survived");
@@ -114,7 +162,7 @@ fn a_region_serves_faults_after_somebody_else_rang_its_doorbell() {
     }
     let _limit = time_limit();
     let before = fs::read_to_string("/proc/self/maps").expect("Linux has it");
-    let mut region = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()));
+    let mut region = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()), FaultPath::Handler);
     let start = region.as_ptr() as usize;
     let mut rung = 0;
     for line in fs::read_to_string("/proc/self/maps").expect("Linux has it").lines() {
@@ -147,16 +195,18 @@ fn a_child_of_a_fork_can_drop_its_copy_of_a_region() {
         return assert_succeeds(&run);
     }
     let _limit = time_limit();
-    let region = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()));
-    // SAFETY: the child drops the region, which takes no lock there, and exits.
-    let child = unsafe { libc::fork() };
-    drop(region);
-    if child == 0 {
-        // SAFETY: it ends this process.
-        unsafe { libc::_exit(0) };
+    for path in PATHS {
+        let region = region(1 << 20, 256 << 10, Arc::new(MemoryStore::default()), path);
+        // SAFETY: the child drops the region, which takes no lock there, and exits.
+        let child = unsafe { libc::fork() };
+        drop(region);
+        if child == 0 {
+            // SAFETY: it ends this process.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 0;
+        // SAFETY: the kernel writes to one number.
+        let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+        assert_eq!((waited, status), (child, 0));
     }
-    let mut status = 0;
-    // SAFETY: the kernel writes to one number.
-    let waited = unsafe { libc::waitpid(child, &mut status, 0) };
-    assert_eq!((waited, status), (child, 0));
 }
