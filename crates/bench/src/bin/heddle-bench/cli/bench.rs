@@ -264,7 +264,8 @@ Starts no network. Regions of which a quarter may be resident lie over memory no
 take at least the time of a link of 1.2 us and 56 Gbit/s. A thread of its own serves the faults of the first region
 (handler), the thread that faults those of the second; the ratios are of the second. Faults at random pages are
 compared with the least that a fault and a read of one page cost, a pass in order with reads of 64 KiB over the
-provider. Needs access to /dev/userfaultfd. Checks the ratios at the end against their bounds. docs/formats/bench.md explains the JSON.")]
+provider. Needs access to /dev/userfaultfd. Checks the ratios at the end against their bounds.
+docs/formats/bench.md explains the JSON.")]
     Farmem(FarMemoryArguments),
     /// TELEPORT, figure 6: two threads, of which one is pushed down, in five ways
     #[command(
