@@ -344,7 +344,10 @@ fn nightly_steps(fuzz_seconds: u64) -> Vec<Step> {
         }),
         Step::new("pushdown", || {
             stress_pushdown(&["c::histories", "c::litmus", "c::slots_changed"], STRESS_SECONDS_NIGHTLY)?;
-            stress_pushdown(&["c::blocks", "c::lines_of_both", "c::dropped_ahead"], STRESS_SECONDS_NIGHTLY / 5)?;
+            stress_pushdown(
+                &["c::blocks", "c::lines_of_both", "c::dropped_ahead", "c::moved_ahead"],
+                STRESS_SECONDS_NIGHTLY / 5,
+            )?;
             step::run(&mut tests(&["--test", "relay", "--test", "executor", "--", "--ignored", "all_cases"]))
         }),
         Step::new("simulation", || {

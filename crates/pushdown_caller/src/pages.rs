@@ -148,6 +148,9 @@ impl Pages {
 
     /// Has the kernel change a page, where it is now. It refuses changes while an event is unread; one that was read lets the program go
     /// on, so it counts at once. `ENOENT` if the page is gone.
+    ///
+    /// The kernel looks for the mapping first, and only then whether an event is unread: of a page that was moved after the call had begun
+    /// it says that there is none. So that is true only once no event is on its way.
     fn change(
         &mut self,
         page: PageNumber,
@@ -157,6 +160,7 @@ impl Pages {
             let address = self.place(page).ok_or(Errno(libc::ENOENT))?;
             match call(self.faults, address) {
                 Err(Errno(libc::EAGAIN)) => self.read_event(),
+                Err(Errno(libc::ENOENT)) if self.is_changing() => self.read_event(),
                 outcome => return outcome,
             }
         }

@@ -51,7 +51,7 @@ cases! { c:
     files stdio getpid time qsort wide_characters rounding dlsym dlopen fork signals
     mutex condition atomics false_sharing threads threads_in_turn contexts
     litmus histories
-    blocks blocks_trimmed blocks_threads blocks_library blocks_alarms lines_of_both slots_changed dropped_ahead
+    blocks blocks_trimmed blocks_threads blocks_library blocks_alarms lines_of_both slots_changed dropped_ahead moved_ahead
     sigsegv sigfpe sigill sigbus recursion abort null_function nested unknown_flags lost lost_calls
     timeout timeout_of_running or_here again try_cancel terms_are_checked busy cancel_races
     limit limit_of_page_given_back limit_of_options limit_beside limit_faults limit_in_system_call limit_in_lock limit_mappings limit_races

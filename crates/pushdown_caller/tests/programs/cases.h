@@ -82,6 +82,7 @@ void lines_of_both(void);
 // slots.c
 void slots_changed(void);
 void dropped_ahead(void);
+void moved_ahead(void);
 
 // modes.c
 void counter(void);

@@ -53,6 +53,7 @@ static const struct {
     {"killed", killed, 2, 0, 0},
     {"slots_changed", slots_changed, 2, 0, 0},
     {"dropped_ahead", dropped_ahead, 0, 0, 0},
+    {"moved_ahead", moved_ahead, 0, 0, 0},
     {"freed", freed, 0, 0, 0},
     {"neighbours", neighbours, 0, 0, 0},
     {"constant_written", constant_written, 0, 0, 0},

@@ -2,6 +2,7 @@
 // uses one has its lock; what is read ahead belongs to the neighbour, who is changing it at that moment.
 
 #define _GNU_SOURCE
+#include <sched.h>
 #include <sys/mman.h>
 #include <time.h>
 
@@ -176,4 +177,87 @@ void dropped_ahead(void) {
     atomic_store(&stream.is_over, 1);
     CHECK(pthread_join(thread, NULL) == 0 && stream.rounds > 0);
     printf("%d times dropped, %lu times read\n", rounds, stream.rounds);
+}
+
+// One range behind the other. Who reads the first one in order asks with the last fault for all pages that the executor has of the second
+// one. That is large, so that it takes long to move.
+enum { READ_PAGES = 38, COMING_PAGES = 32, MOVED_PAGES = 16384, PLACES = 16, PLACE_PAGES = READ_PAGES + COMING_PAGES };
+
+static struct coming {
+    // Where the first one begins: elsewhere each time, or its pages would be expected, and come before anybody reads them.
+    unsigned char *first;
+    uint64_t seed;
+    // The seed with which the last page is about to be read.
+    _Alignas(4096) atomic_ulong read;
+    _Alignas(4096) pthread_barrier_t barrier;
+    int is_over;
+} coming;
+
+static void check_coming(unsigned char *start, size_t from, size_t to, const char *when) {
+    for (size_t page = from; page < to; page++) {
+        uint64_t found = *word(start, page - from, 0), right = wanted(coming.seed, page, 0);
+        if (found == right) continue;
+        dprintf(STDERR_FILENO, "page %zu, %s: %lx instead of %lx\n", page, when, found, right);
+        _exit(1);
+    }
+}
+
+static void fills_coming(void *argument) {
+    struct coming *over = argument;
+    for (size_t page = 0; page < PLACE_PAGES; page++) *word(over->first, page, 0) = wanted(over->seed, page, 0);
+}
+
+static void wait_for_other(void) {
+    int waited = pthread_barrier_wait(&coming.barrier);
+    CHECK(waited == 0 || waited == PTHREAD_BARRIER_SERIAL_THREAD);
+}
+
+static void *thread_reads_coming(void *argument) {
+    for (;;) {
+        wait_for_other();
+        if (coming.is_over) return argument;
+        check_coming(coming.first, 0, READ_PAGES - 1, "read in order");
+        atomic_store(&coming.read, coming.seed);
+        check_coming(coming.first + (READ_PAGES - 1) * PAGE, READ_PAGES - 1, READ_PAGES, "read last");
+        wait_for_other();
+    }
+}
+
+static void move_coming(unsigned char *from, unsigned char *to, const char *when) {
+    CHECK(mremap(from, MOVED_PAGES * PAGE, MOVED_PAGES * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+    check_coming(to, READ_PAGES, PLACE_PAGES, when);
+}
+
+// What is moved has its contents, though they were just coming from the executor.
+void moved_ahead(void) {
+    size_t pages = PLACES * PLACE_PAGES + MOVED_PAGES;
+    unsigned char *start = mmap(NULL, (pages + MOVED_PAGES + 1) * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK((void *)start != MAP_FAILED);
+    // Each page is moved for itself, and not as part of a table of them: the ways from the tables' borders differ.
+    unsigned char *away = start + (pages + 1) * PAGE;
+    map_at(start, pages * PAGE, MAP_FIXED);
+    for (size_t page = 0; page < pages; page++) *word(start, page, 0) = 1;
+    CHECK(pthread_barrier_init(&coming.barrier, NULL, 2) == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, thread_reads_coming, NULL) == 0);
+    // Nothing lies there, nor will: the thread has its stack.
+    CHECK(munmap(away, MOVED_PAGES * PAGE) == 0);
+    uint64_t random = 1, rounds = 0;
+    for (struct timespec begun = now(); seconds_since(begun) < stress_seconds(1.5); rounds++) {
+        coming.first = start + next_random(&random) % PLACES * PLACE_PAGES * PAGE;
+        coming.seed = (rounds + 1) << 20;
+        CALL(fills_coming, &coming);
+        wait_for_other();
+        while (atomic_load(&coming.read) != coming.seed) sched_yield();
+        double pause = (double)(random >> 32 & 63) / 1e6;
+        for (struct timespec read = now(); seconds_since(read) < pause;);
+        unsigned char *moved = coming.first + READ_PAGES * PAGE;
+        move_coming(moved, away, "after it was moved");
+        move_coming(away, moved, "after it was moved back");
+        wait_for_other();
+    }
+    coming.is_over = 1;
+    wait_for_other();
+    CHECK(pthread_join(thread, NULL) == 0);
+    printf("%lu times moved\n", rounds);
 }
