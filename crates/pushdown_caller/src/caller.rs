@@ -110,7 +110,7 @@ pub(crate) struct Caller {
     /// Messages that cannot be handled yet.
     pub(crate) put_off: Vec<ToCaller>,
     /// Events are being handled: what is read meanwhile is left to that.
-    is_draining: bool,
+    pub(crate) is_draining: bool,
     /// What threads that fork need.
     pub(crate) forks: Forks,
     pub(crate) far: FarMemory,

@@ -18,10 +18,13 @@ const REMAP_TURNS: u32 = 1000;
 impl Caller {
     /// Handles what the kernel reports, as far as it has come.
     pub(crate) fn handle_events(&mut self) {
+        // Each event is handled to its end before the next one.
+        let was_draining = std::mem::replace(&mut self.is_draining, true);
         while let Some(event) = self.pages.next_event() {
             let handled = self.handle_event(event).and_then(|()| self.evict_far_pages());
             self.check(handled);
         }
+        self.is_draining = was_draining;
     }
 
     pub(crate) fn handle_event(&mut self, event: Event) -> Result<(), Broken> {

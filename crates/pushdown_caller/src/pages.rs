@@ -310,17 +310,19 @@ impl Pages {
 
     /// Maps zeros where nothing is, up to the first page that is there.
     fn fill(&mut self, page: PageNumber, pages: u64) -> Result<(), Errno> {
-        let run = self.registered.runs_in(page.0..page.0 + pages).next();
+        let run = self.registered.runs_in(page.0..page.0 + pages).next().filter(|(run, ())| run.start == page.0);
         let bytes = run.map_or(1, |(run, ())| run.end - page.0) * PAGE_BYTES as u64;
-        let mut filled = self.change(page, |faults, address| faults.zero(address, bytes));
-        if filled == Err(Errno(libc::ENOENT)) && bytes > PAGE_BYTES as u64 {
-            // The range is in two mappings, which the kernel keeps apart.
-            filled = self.change(page, |faults, address| faults.zero(address, PAGE_BYTES as u64));
+        // What lies behind a page that has moved, or what has moved there, is another's: only where all events were handled are neighbours
+        // by number neighbours in memory.
+        let is_settled = self.unhandled.is_empty() && self.redirected.0.is_empty();
+        if bytes > PAGE_BYTES as u64 && is_settled {
+            match self.faults.zero(page.0 * PAGE_BYTES as u64, bytes) {
+                Ok(()) | Err(Errno(libc::EEXIST)) => return Ok(()),
+                // An event is unread, or the range is in two mappings, which the kernel keeps apart.
+                Err(_) => {}
+            }
         }
-        match filled {
-            Err(Errno(libc::EEXIST)) => Ok(()),
-            outcome => unless_gone(outcome),
-        }
+        self.fill_absent(page).map(|_| ())
     }
 
     /// Makes a page zero if it is not there. Whether it was absent.
