@@ -11,7 +11,7 @@ use crate::kernel::userfault::UserFaults;
 use crate::own_eviction::OwnEviction;
 use crate::own_memory::OwnMemory;
 use crate::page::{PAGE_BYTES, REGION_PAGES_MAX};
-use crate::pager::{FaultingThreads, PagerCore, PagerThreads};
+use crate::pager::{self, FaultingThreads, PagerCore, PagerThreads};
 use crate::report;
 use crate::store::PageStore;
 use crate::table::{BUDGET_PAGES_MIN, RegionStats, RegionTable};
@@ -88,7 +88,7 @@ impl Region {
             let core = Arc::downgrade(&core);
             let serve = move |address, is_write| {
                 // Nobody touches a region that has ended.
-                core.upgrade().is_some_and(|core| threads.serve(&core, address, is_write))
+                core.upgrade().is_some_and(|core| pager::serve(&threads, &core, address, is_write))
             };
             region.own.site.serve(FaultService(Box::new(serve)))?;
         }

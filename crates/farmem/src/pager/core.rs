@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use std::{io, thread};
 
-use super::faulting_thread::FaultingThreads;
+use super::faulting_threads::FaultingThreads;
 use super::read_ahead::ReadAheadQueue;
 use super::room::LastObstacle;
 use crate::kernel::userfault::{UserEvent, UserFaults};

@@ -27,6 +27,7 @@
 mod core;
 mod evictor;
 mod faulting_thread;
+mod faulting_threads;
 mod handler;
 mod prefetcher;
 mod read_ahead;
@@ -35,5 +36,6 @@ mod threads;
 
 pub(crate) use core::{Home, PagerCore};
 pub(crate) use evictor::{EvictionPath, TakenPages};
-pub(crate) use faulting_thread::FaultingThreads;
+pub(crate) use faulting_thread::serve;
+pub(crate) use faulting_threads::FaultingThreads;
 pub(crate) use threads::PagerThreads;
