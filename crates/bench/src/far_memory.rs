@@ -2,14 +2,13 @@
 //! local cache over disaggregated memory).
 //!
 //! 1. Memory nodes of this process serve a pool over a provider whose verbs take at least the time of the paper's link. A
-//!    region over the pool is filled, so that most of its pages are remote.
-//!    There are two such regions: a thread of the first serves its faults, the thread that faults those of the second
-//!    ([`FaultPath`]).
+//!    region over the pool is filled, so that most of its pages are remote. There are two such regions, one for each
+//!    [`FaultPath`].
 //! 2. In each round the floors and the regions are measured in turns: what serving a fault costs at least in either way
 //!    ([`farmem::floor`]), a read of one page and reads of whole groups over the provider, random faults, and a pass through
 //!    the region in order.
-//! 3. The medians over the rounds give the ratios. The floor of a fault is the cheaper of the two ways, and the region's is that
-//!    of the second.
+//! 3. The medians over the rounds give the ratios. They are of the region whose faults the faulting thread serves; the floor of a
+//!    fault is that of the cheaper way.
 //!
 //! One thread touches the regions; it does not belong to the pool's runtime, whose threads would wait for themselves. Processor time
 //! is that of the whole process: of the region, the memory nodes and the provider.

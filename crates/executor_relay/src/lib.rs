@@ -12,7 +12,7 @@
 //!    [`RelayMessage::Hello`]. The executors' end closes a link that says nothing for [`HELLO_TIME_MAX`].
 //! 3. **Asking the role.** The link's name is the organisation that has issued the certificate of the program's end. Settings say which user of the
 //!    executors' host it stands for. The executors' end makes an area and a pair of sockets, and asks the role for that user. The role compares
-//!    releases and processors, and admits, limits and supervises the executor, as it does for programs of its own host. The role's answer goes to the program.
+//!    releases and processors, and admits, limits and supervises the executor, as it does for programs of its own host. The program gets the role's answer.
 //! 4. **Beginning.** The executor says in its area that it is ready, or why it is not: [`RelayMessage::State`]. The program's end writes it to the
 //!    program's area, where the program looks.
 //! 5. **Frames.** Each end takes the frames that have come in its area, as many as a message has room for, and sends them as one

@@ -14,7 +14,8 @@ use pushdown::Runner;
 use crate::caller::{Broken, Caller};
 
 impl Caller {
-    /// Notes that the running function needs a page which the executor asks for. With several running, nobody knows which of them does.
+    /// The executor asks for a page: notes it for the function that runs. If several run, nobody knows which one needs it, and nothing is
+    /// noted.
     pub(crate) fn note_request(&mut self, message: &CoherenceToCaller) {
         if let CoherenceToCaller::Request { page, access } = message
             && self.calls.len() == 1

@@ -43,7 +43,7 @@ impl Runtime {
     }
 }
 
-/// A runtime, for threads that are none of its own. It keeps no runtime alive.
+/// A reference to a runtime, for threads outside it. The runtime ends when its [`Runtime`] is dropped, whatever refers to it.
 #[derive(Clone, Debug)]
 pub struct RuntimeHandle(tokio::runtime::Handle);
 

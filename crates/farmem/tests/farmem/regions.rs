@@ -87,7 +87,7 @@ fn several_threads_share_a_region() {
                     let mut counts = vec![0_u64; pages];
                     for _ in 0..4000 {
                         let page = rng.index(pages);
-                        // Each thread has a word of its own in every page, so they share pages and no bytes.
+                        // In each page every thread uses another word: threads share pages, and no bytes.
                         let word = region.as_ptr().wrapping_add(page * PAGE_BYTES + thread * 8).cast::<u64>();
                         // SAFETY: the word is within the region, aligned, and this thread's alone.
                         let count = unsafe { word.read_volatile() };

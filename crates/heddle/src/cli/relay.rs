@@ -12,7 +12,7 @@ use clap::Args;
 /// mutual TLS. Which user the programs have there is said there, by the organisation of --certificate. Run one such
 /// command for each user of this host whose programs are to be kept apart.
 ///
-/// A program is told why its executor has ended, or that the link to it was lost. What only that executor had is lost.
+/// When an executor ends or the link to it breaks, its program learns why. Pages that only that executor had are lost.
 /// SIGTERM and Ctrl-C end it, and with it the executors of its programs.
 #[derive(Args, Debug, Clone)]
 #[command(

@@ -260,12 +260,12 @@ Examples:
   heddle bench farmem --quick
   heddle bench farmem --provider tcp --json farmem.json      the plot is farmem.svg
 
-Starts no network. Regions of which a quarter may be resident lie over memory nodes of this process, whose verbs
-take at least the time of a link of 1.2 us and 56 Gbit/s. A thread of its own serves the faults of the first region
-(handler), the thread that faults those of the second; the ratios are of the second. Faults at random pages are
-compared with the least that a fault and a read of one page cost, a pass in order with reads of 64 KiB over the
-provider. Needs access to /dev/userfaultfd. Checks the ratios at the end against their bounds.
-docs/formats/bench.md explains the JSON.")]
+Starts no network. Memory nodes of this process hold the pages of two regions, of which a quarter may be resident.
+Each verb takes at least as long as over a link of 1.2 us and 56 Gbit/s. The rows `handler` are of a region with a
+thread that serves its page faults. In the other region the thread that faults fetches the page itself; the ratios
+are of this one. Faults at random pages are compared with the least that a fault and a read of one page cost, a pass
+in order with reads of 64 KiB over the provider. Needs access to /dev/userfaultfd. Checks the ratios at the end
+against their bounds. docs/formats/bench.md explains the JSON.")]
     Farmem(FarMemoryArguments),
     /// TELEPORT, figure 6: two threads, of which one is pushed down, in five ways
     #[command(
